@@ -1,0 +1,217 @@
+"""Static configuration: frozen, hashable, validated when made. Never a pytree, never changed."""
+
+import dataclasses
+from typing import Literal
+
+Ordering = Literal["fcfs", "priority"]
+Reserve = Literal["growth", "gate", "none"]
+RopeKind = Literal["default", "llama3"]
+
+
+def _require(ok: bool, field: str, value: object, remedy: str) -> None:
+  if not ok:
+    raise ValueError(f"{field}={value!r}: {remedy}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+  """Rotary position embedding. `llama3` rescales the low frequencies (Llama 3.1 model card).
+
+  Attributes:
+    theta: base of the frequencies.
+    kind: "default" or "llama3".
+    factor: how much the lowest frequencies are divided by ("llama3" only).
+    low_freq_factor: wavelengths above original_max_position / low_freq_factor are divided.
+    high_freq_factor: wavelengths below original_max_position / high_freq_factor are kept.
+    original_max_position: tokens of context the model was trained with before rescaling.
+  """
+
+  theta: float = 10_000.0
+  kind: RopeKind = "default"
+  factor: float = 1.0
+  low_freq_factor: float = 1.0
+  high_freq_factor: float = 4.0
+  original_max_position: int = 8192
+
+  def __post_init__(self) -> None:
+    _require(self.theta > 0, "theta", self.theta, "must be positive")
+    _require(self.kind in ("default", "llama3"), "kind", self.kind, "use 'default' or 'llama3'")
+    _require(self.factor > 0, "factor", self.factor, "must be positive")
+    _require(
+      self.high_freq_factor > self.low_freq_factor,
+      "high_freq_factor",
+      self.high_freq_factor,
+      f"must exceed low_freq_factor={self.low_freq_factor}",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+  """A decoder of the Llama family.
+
+  Attributes:
+    vocab_size: V.
+    hidden_size: width of the residual stream.
+    intermediate_size: width of the SwiGLU.
+    num_layers: L.
+    num_heads: Hq query heads.
+    num_kv_heads: Hkv key-value heads; divides num_heads.
+    head_dim: D; explicit, because it need not be hidden_size / num_heads.
+    rope: rotary embedding.
+    rms_norm_eps: epsilon of RMSNorm.
+    tie_word_embeddings: the head reuses the embedding matrix.
+    max_position: longest context the model supports, in tokens.
+    is_encoder_decoder: attention is not causal over the prompt; see `SchedulerConfig`.
+  """
+
+  vocab_size: int
+  hidden_size: int
+  intermediate_size: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  rope: RopeConfig = RopeConfig()
+  rms_norm_eps: float = 1e-5
+  tie_word_embeddings: bool = False
+  max_position: int = 8192
+  is_encoder_decoder: bool = False
+
+  def __post_init__(self) -> None:
+    for field in (
+      "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+      "num_kv_heads", "head_dim", "max_position",
+    ):  # fmt: skip
+      _require(getattr(self, field) >= 1, field, getattr(self, field), "must be at least 1")
+    _require(
+      self.num_heads % self.num_kv_heads == 0,
+      "num_kv_heads",
+      self.num_kv_heads,
+      f"must divide num_heads={self.num_heads}",
+    )
+    _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "must be even for RoPE")
+
+  @property
+  def num_params(self) -> int:
+    """Parameters, counted once where tied."""
+    q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+    layer = self.hidden_size * (2 * q + 2 * kv + 3 * self.intermediate_size + 2)
+    embed = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+    return embed + self.num_layers * layer + self.hidden_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+  """The paged KV cache.
+
+  Attributes:
+    num_pages: N pages in the pool.
+    page_size: S tokens a page.
+  """
+
+  num_pages: int
+  page_size: int = 64
+
+  def __post_init__(self) -> None:
+    _require(self.num_pages >= 1, "num_pages", self.num_pages, "must be at least 1")
+    _require(self.page_size >= 1, "page_size", self.page_size, "must be at least 1")
+
+  @property
+  def num_slots(self) -> int:
+    """Token slots in the pool, N * S."""
+    return self.num_pages * self.page_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+  """Shapes and structure of the scheduler. What may be swept is in `types.SchedulerParams`.
+
+  Attributes:
+    cache: page pool.
+    max_num_seqs: R, most requests running at once, and rows of a plan.
+    max_requests: Q, most requests accepted at once, running and waiting; bounds the queue.
+    max_budget: largest token budget that `SchedulerParams.budget` may take; the last bucket.
+    max_model_len: most tokens of one request, prompt and output together.
+    ordering: "fcfs", or "priority": (priority, arrival) orders both service and victims.
+    reserve: what admission keeps free. "growth": the pages that prompts already admitted still
+      need, and the newcomer's own whole prompt. "gate": the newcomer's whole prompt, checked at
+      that moment only (vLLM's `scheduler_reserve_full_isl`). "none": its first chunk.
+  """
+
+  cache: CacheConfig
+  max_num_seqs: int
+  max_requests: int
+  max_budget: int
+  max_model_len: int
+  ordering: Ordering = "fcfs"
+  reserve: Reserve = "growth"
+
+  def __post_init__(self) -> None:
+    for field in ("max_num_seqs", "max_requests", "max_budget", "max_model_len"):
+      _require(getattr(self, field) >= 1, field, getattr(self, field), "must be at least 1")
+    _require(
+      self.max_requests >= self.max_num_seqs,
+      "max_requests",
+      self.max_requests,
+      f"must be at least max_num_seqs={self.max_num_seqs}",
+    )
+    _require(
+      self.max_budget >= self.max_num_seqs,
+      "max_budget",
+      self.max_budget,
+      f"must be at least max_num_seqs={self.max_num_seqs}: every decoding request takes one token",
+    )
+    _require(self.ordering in ("fcfs", "priority"), "ordering", self.ordering, "fcfs or priority")
+    _require(
+      self.reserve in ("growth", "gate", "none"), "reserve", self.reserve, "growth, gate or none"
+    )
+
+  @property
+  def pages_per_request(self) -> int:
+    """M: most pages that one request can hold."""
+    return -(-self.max_model_len // self.cache.page_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanShape:
+  """The static shape of one `StepPlan`: one per token bucket.
+
+  Attributes:
+    num_tokens: T, the bucket.
+    num_rows: R.
+    max_requests: Q.
+    pages_per_request: M.
+    cache: page pool.
+    max_model_len: width of the token table.
+    query_tile: most queries of one attention work item.
+  """
+
+  num_tokens: int
+  num_rows: int
+  max_requests: int
+  pages_per_request: int
+  cache: CacheConfig
+  max_model_len: int
+  query_tile: int
+
+  def __post_init__(self) -> None:
+    for field in ("num_tokens", "num_rows", "query_tile"):
+      _require(getattr(self, field) >= 1, field, getattr(self, field), "must be at least 1")
+
+  @property
+  def num_work_items(self) -> int:
+    """W: capacity of the work list. Each scheduled row has at most one partial tile."""
+    return min(self.num_rows, self.num_tokens) + self.num_tokens // self.query_tile
+
+  @staticmethod
+  def of(config: SchedulerConfig, num_tokens: int, query_tile: int = 512) -> "PlanShape":
+    """The plan shape of a bucket of `num_tokens` under `config`."""
+    return PlanShape(
+      num_tokens=num_tokens,
+      num_rows=config.max_num_seqs,
+      max_requests=config.max_requests,
+      pages_per_request=config.pages_per_request,
+      cache=config.cache,
+      max_model_len=config.max_model_len,
+      query_tile=min(query_tile, num_tokens),
+    )

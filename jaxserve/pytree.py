@@ -1,0 +1,18 @@
+"""The one way to declare array state: a frozen, keyword-only dataclass that JAX sees as a pytree."""
+
+import dataclasses
+from typing import TypeVar, dataclass_transform
+
+import jax
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def pytree_dataclass(cls: type[T]) -> type[T]:
+  """Makes `cls` a frozen, keyword-only dataclass whose every field is a pytree child.
+
+  Static facts (shapes, modes) do not belong in such a record; they live in the plain frozen
+  dataclasses of `jaxserve.config` and are passed beside it.
+  """
+  return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))

@@ -1,0 +1,92 @@
+"""The step plan: everything one forward pass needs to know, in fixed shapes, as one int32 array."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.config import PlanShape
+from jaxserve.pytree import pytree_dataclass
+
+
+@pytree_dataclass
+class StepPlan:
+  """What one forward pass computes. Rows are scheduled requests in order of service.
+
+  A plan names (request, position), not token values: those lie in the token table on the model's
+  device, so the next step can be dispatched before this one's tokens reach the host.
+
+  num_tokens: i32[], valid prefix of the T axis.
+  num_rows: i32[], valid prefix of the R axis.
+  row_request: i32[R], request of each row; padding Q.
+  query_start_loc: i32[R+1], row r's tokens are [query_start_loc[r], query_start_loc[r+1]).
+  seq_lens: i32[R], context of each row after this step, its new tokens included; padding 0.
+  logits_idx: i32[R], index in T of each row's last token; padding 0.
+  sample_mask: i32[R], 1 where the row reaches its last known token, so its sample counts. The
+    sample of row r is the token at position seq_lens[r] of request row_request[r].
+  block_tables: i32[R, M], page ids of each row; 0 past the pages that seq_lens needs.
+  token_rows: i32[T], row of each token; padding R.
+  positions: i32[T], position of each token in its request, from 0; padding 0.
+  slot_mapping: i32[T], page * S + offset where its KV is written; padding N * S + t: distinct and
+    out of range, for mode='drop' with unique_indices=True.
+  num_work: i32[2], how many work items have one query (they come first), and how many there are.
+  work: i32[W, 4], attention work items (row, first query in T, number of queries, position of the
+    first query). Query i of an item has position first + i and sees the keys of its row at
+    positions 0..first + i, those written by this very step included. Padding 0.
+  """
+
+  num_tokens: jax.Array
+  num_rows: jax.Array
+  row_request: jax.Array
+  query_start_loc: jax.Array
+  seq_lens: jax.Array
+  logits_idx: jax.Array
+  sample_mask: jax.Array
+  block_tables: jax.Array
+  token_rows: jax.Array
+  positions: jax.Array
+  slot_mapping: jax.Array
+  num_work: jax.Array
+  work: jax.Array
+
+
+def plan_field_shapes(shape: PlanShape) -> dict[str, tuple[int, ...]]:
+  """The shape of every field of a `StepPlan`, in the order in which they are packed."""
+  rows, tokens = shape.num_rows, shape.num_tokens
+  return {
+    "num_tokens": (),
+    "num_rows": (),
+    "row_request": (rows,),
+    "query_start_loc": (rows + 1,),
+    "seq_lens": (rows,),
+    "logits_idx": (rows,),
+    "sample_mask": (rows,),
+    "block_tables": (rows, shape.pages_per_request),
+    "token_rows": (tokens,),
+    "positions": (tokens,),
+    "slot_mapping": (tokens,),
+    "num_work": (2,),
+    "work": (shape.num_work_items, 4),
+  }
+
+
+def packed_size(shape: PlanShape) -> int:
+  """Length of a packed plan, in int32 words."""
+  return sum(math.prod(s) for s in plan_field_shapes(shape).values())
+
+
+def pack_plan(plan: StepPlan) -> jax.Array:
+  """Lays all fields end to end in one i32[packed_size] array: one copy to the device."""
+  leaves = [getattr(plan, f.name) for f in dataclasses.fields(plan)]
+  return jnp.concatenate([jnp.ravel(x).astype(jnp.int32) for x in leaves])
+
+
+def unpack_plan(packed: jax.Array, shape: PlanShape) -> StepPlan:
+  """The inverse of `pack_plan`, with static offsets: free inside a jitted step."""
+  fields, at = {}, 0
+  for name, dims in plan_field_shapes(shape).items():
+    size = math.prod(dims)
+    fields[name] = packed[at : at + size].reshape(dims)
+    at += size
+  return StepPlan(**fields)
