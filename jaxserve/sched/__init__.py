@@ -1,0 +1,16 @@
+"""The scheduler: pure functions over `SchedulerState`.
+
+A step is `schedule` (who computes how many tokens, over which pages), `lay_out` (the same as one
+fixed-shape plan) and, when the step's outputs are known, `commit` (who has finished). Requests
+enter by `submit` and may leave by `abort`. All of them can be jitted, vmapped and scanned.
+"""
+
+from jaxserve.sched.layout import lay_out
+from jaxserve.sched.lifecycle import abort, commit, init, submit
+from jaxserve.sched.limits import check_request, make_params, request_limit
+from jaxserve.sched.step import schedule
+
+__all__ = [
+  "abort", "check_request", "commit", "init", "lay_out", "make_params", "request_limit",
+  "schedule", "submit",
+]  # fmt: skip

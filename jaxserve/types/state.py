@@ -53,8 +53,10 @@ class SchedulerState:
 
   There is no prefill or decode phase: a step moves `num_computed` towards `num_known`.
 
+  queue: i32[Q], accepted requests, running and waiting, in order of service: by arrival, or by
+    (priority, arrival); then Q. A preempted request keeps its place.
   status: i32[Q], a `Status`.
-  arrival: i32[Q], submit number, unique: the FCFS order, and proof that a slot was not reused.
+  arrival: i32[Q], submit number, unique: proof that a slot was not reused.
   priority: i32[Q], smaller is more urgent; 0 under FCFS.
   num_prompt: i32[Q], prompt tokens.
   num_known: i32[Q], prompt tokens and outputs, one that is still being computed included.
@@ -69,6 +71,7 @@ class SchedulerState:
   num_submitted: i32[], the next submit number.
   """
 
+  queue: jax.Array
   status: jax.Array
   arrival: jax.Array
   priority: jax.Array

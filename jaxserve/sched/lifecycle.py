@@ -1,0 +1,160 @@
+"""How requests enter and leave: init, submit, abort, commit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxserve import cache
+from jaxserve.config import SchedulerConfig
+from jaxserve.types import Decision, SchedulerState, Status
+
+
+def init(config: SchedulerConfig) -> SchedulerState:
+  """No request, every page free."""
+  num_requests = config.max_requests
+
+  def zeros() -> jax.Array:  # one buffer each, so that the state can be donated
+    return jnp.zeros(num_requests, jnp.int32)
+
+  return SchedulerState(
+    queue=jnp.full(num_requests, num_requests, jnp.int32),
+    status=zeros(),
+    arrival=zeros(),
+    priority=zeros(),
+    num_prompt=zeros(),
+    num_known=zeros(),
+    num_computed=zeros(),
+    max_total=zeros(),
+    num_in_flight=zeros(),
+    await_host=jnp.zeros(num_requests, bool),
+    num_pages=zeros(),
+    block_tables=jnp.zeros((num_requests, config.pages_per_request), jnp.int32),
+    num_preemptions=zeros(),
+    pool=cache.create(config.cache.num_pages),
+    num_submitted=jnp.zeros((), jnp.int32),
+  )
+
+
+def submit(
+  state: SchedulerState,
+  num_prompt: jax.Array,
+  max_total: jax.Array,
+  *,
+  priority: jax.Array | int = 0,
+  await_host: jax.Array | bool = False,
+) -> tuple[SchedulerState, jax.Array]:
+  """Accepts a request into the waiting queue, or refuses it when all Q slots are taken.
+
+  Args:
+    state: not modified.
+    num_prompt: i32[], prompt tokens; checked by `check_request` beforehand.
+    max_total: i32[], prompt and output tokens at which it ends; see `request_limit`.
+    priority: i32[], smaller is more urgent; orders the queue if the config says "priority".
+      Leave it 0 under FCFS.
+    await_host: bool[], never schedule it while one of its outputs is in flight.
+
+  Returns:
+    (state, slot i32[]); slot == Q and the state unchanged when the queue is full.
+
+  Cost: O(Q).
+  """
+  num_requests = state.status.shape[0]
+  free = state.status == Status.FREE
+  slot = jnp.where(jnp.any(free), jnp.argmax(free), num_requests).astype(jnp.int32)
+  priority = jnp.asarray(priority, jnp.int32)
+
+  def put(field: jax.Array, value: jax.Array | int | bool) -> jax.Array:
+    return field.at[slot].set(jnp.asarray(value, field.dtype), mode="drop")
+
+  return dataclasses.replace(
+    state,
+    queue=jnp.where(slot < num_requests, _insert(state, slot, priority), state.queue),
+    status=put(state.status, Status.WAITING),
+    arrival=put(state.arrival, state.num_submitted),
+    priority=put(state.priority, priority),
+    num_prompt=put(state.num_prompt, num_prompt),
+    num_known=put(state.num_known, num_prompt),
+    num_computed=put(state.num_computed, 0),
+    max_total=put(state.max_total, max_total),
+    num_in_flight=put(state.num_in_flight, 0),
+    await_host=put(state.await_host, await_host),
+    num_pages=put(state.num_pages, 0),
+    num_preemptions=put(state.num_preemptions, 0),
+    num_submitted=state.num_submitted + (slot < num_requests).astype(jnp.int32),
+  ), slot
+
+
+def abort(state: SchedulerState, requests: jax.Array) -> SchedulerState:
+  """Ends requests from outside, in any state; their pages are free at once.
+
+  Outputs still in flight are ignored by `commit`, because the slot is free or has a new arrival
+  number by then.
+
+  Args:
+    state: not modified.
+    requests: bool[Q]; free slots among them are ignored.
+  """
+  return _finish(state, requests & (state.status != Status.FREE))
+
+
+def commit(
+  state: SchedulerState, decision: Decision, stopped: jax.Array
+) -> tuple[SchedulerState, jax.Array]:
+  """Takes note of the outputs of a step, possibly while later steps are in flight.
+
+  A request ends when the host says so (end of sequence, stop token) or by length, which counts only
+  committed outputs. Its seat and pages are free for the next `schedule`. What a later step in
+  flight computes for it is ignored when that step is committed.
+
+  Args:
+    state: not modified.
+    decision: of the step; steps are committed in the order in which they were scheduled.
+    stopped: bool[Q], the sampled token ends the request; read only where the step sampled.
+
+  Returns:
+    (state, finished bool[Q]).
+  """
+  live = decision.samples & (state.arrival == decision.arrival) & (state.status != Status.FREE)
+  in_flight = state.num_in_flight - live.astype(jnp.int32)
+  finished = live & (stopped | (state.num_known - in_flight >= state.max_total))
+  state = dataclasses.replace(state, num_in_flight=in_flight)
+  return _finish(state, finished), finished
+
+
+def release_pages(state: SchedulerState, requests: jax.Array) -> SchedulerState:
+  """Gives back all pages of `requests`, bool[Q]. Cost: O(Q + M) for each of them."""
+
+  def body(carry: tuple) -> tuple:
+    left, pool = carry
+    request = jnp.argmax(left)
+    pool = cache.release(pool, state.block_tables[request], state.num_pages[request])
+    return left.at[request].set(False), pool
+
+  left = requests & (state.num_pages > 0)
+  _, pool = lax.while_loop(lambda carry: jnp.any(carry[0]), body, (left, state.pool))
+  return dataclasses.replace(state, pool=pool, num_pages=jnp.where(requests, 0, state.num_pages))
+
+
+def _insert(state: SchedulerState, slot: jax.Array, priority: jax.Array) -> jax.Array:
+  """The queue with `slot` behind everything at least as urgent. Arrival numbers only grow."""
+  num_requests = state.queue.shape[0]
+  urgent = state.priority.at[state.queue].get(mode="fill", fill_value=0) <= priority
+  place = jnp.sum(urgent & (state.queue < num_requests), dtype=jnp.int32)
+  lane = jnp.arange(num_requests, dtype=jnp.int32)
+  shifted = jnp.roll(state.queue, 1)
+  return jnp.where(lane < place, state.queue, jnp.where(lane == place, slot, shifted))
+
+
+def _finish(state: SchedulerState, requests: jax.Array) -> SchedulerState:
+  """Frees the slots and pages of `requests`, bool[Q], and closes the gaps in the queue."""
+  num_requests = state.queue.shape[0]
+  state = release_pages(state, requests)
+  status = jnp.where(requests, int(Status.FREE), state.status)
+  keep = status.at[state.queue].get(mode="fill", fill_value=Status.FREE) != Status.FREE
+  lane = jnp.arange(num_requests, dtype=jnp.int32)
+  place = jnp.where(keep, jnp.cumsum(keep, dtype=jnp.int32) - 1, num_requests + lane)
+  queue = jnp.full(num_requests, num_requests, jnp.int32)
+  queue = queue.at[place].set(state.queue, mode="drop", unique_indices=True)
+  return dataclasses.replace(state, status=status, queue=queue)

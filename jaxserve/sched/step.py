@@ -1,0 +1,112 @@
+"""One scheduling step: the policy decides, this file carries it out."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve import cache
+from jaxserve.config import SchedulerConfig
+from jaxserve.sched import lifecycle, token_budget
+from jaxserve.sched.token_budget import Grants
+from jaxserve.types import Decision, SchedulerParams, SchedulerState, Status
+
+
+def schedule(
+  state: SchedulerState, params: SchedulerParams, config: SchedulerConfig
+) -> tuple[SchedulerState, Decision]:
+  """Decides one step and advances the state as if it had run.
+
+  Progress is counted here, before execution: num_computed by the tokens granted, num_known by the
+  output that a request reaching its last known token will yield. So the next step can be scheduled
+  and dispatched while this one runs.
+
+  Args:
+    state: not modified.
+    params: numbers one may sweep; budget at most config.max_budget.
+    config: static.
+
+  Returns:
+    (state, Decision).
+
+  Cost: O(Q + pages handed out), and O(Q + M) for each request preempted.
+  Source: vLLM V1 `Scheduler.schedule`.
+  """
+  grants = token_budget.decide(state, params, config)
+  tokens, pages, admitted, preempted = _by_slot(grants, config)
+  start = jnp.where(preempted, 0, state.num_computed)
+  state = _preempt(state, preempted)
+  samples = (tokens > 0) & (start + tokens == state.num_known)
+  decision = Decision(
+    order=_order(grants, config),
+    num_scheduled=jnp.sum(tokens > 0, dtype=jnp.int32),
+    num_tokens=jnp.sum(tokens, dtype=jnp.int32),
+    tokens=tokens,
+    start=start,
+    new_pages=pages,
+    admitted=admitted,
+    preempted=preempted,
+    samples=samples,
+    arrival=state.arrival,
+  )
+  state = _hand_out_pages(state, grants, config)
+  state = dataclasses.replace(
+    state,
+    status=jnp.where(admitted, int(Status.RUNNING), state.status),
+    num_computed=start + tokens,
+    num_known=state.num_known + samples.astype(jnp.int32),
+    num_in_flight=state.num_in_flight + samples.astype(jnp.int32),
+    num_pages=state.num_pages + pages,
+  )
+  return state, decision
+
+
+def _by_slot(grants: Grants, config: SchedulerConfig) -> tuple[jax.Array, ...]:
+  """Tokens, pages, admitted and preempted, each [Q] by request instead of by order of service."""
+  lane = jnp.arange(config.max_requests, dtype=jnp.int32)
+  slot = jnp.where(grants.request < config.max_requests, grants.request, config.max_requests + lane)
+  columns = jnp.stack(
+    [grants.tokens, grants.pages, grants.admitted.astype(jnp.int32),
+     grants.preempted.astype(jnp.int32)], axis=-1
+  )  # fmt: skip
+  columns = jnp.zeros_like(columns).at[slot].set(columns, mode="drop", unique_indices=True)
+  return columns[:, 0], columns[:, 1], columns[:, 2] > 0, columns[:, 3] > 0
+
+
+def _order(grants: Grants, config: SchedulerConfig) -> jax.Array:
+  """i32[R]: the scheduled requests in order of service, then Q."""
+  scheduled = grants.tokens > 0
+  lane = jnp.arange(config.max_requests, dtype=jnp.int32)
+  row = jnp.where(scheduled, jnp.cumsum(scheduled, dtype=jnp.int32) - 1, config.max_num_seqs + lane)
+  order = jnp.full(config.max_num_seqs, config.max_requests, jnp.int32)
+  return order.at[row].set(grants.request, mode="drop", unique_indices=True)
+
+
+def _preempt(state: SchedulerState, preempted: jax.Array) -> SchedulerState:
+  """Victims lose pages and progress, keep their outputs, and wait again at their place."""
+  state = lifecycle.release_pages(state, preempted)
+  return dataclasses.replace(
+    state,
+    status=jnp.where(preempted, int(Status.WAITING), state.status),
+    num_computed=jnp.where(preempted, 0, state.num_computed),
+    num_preemptions=state.num_preemptions + preempted.astype(jnp.int32),
+  )
+
+
+def _hand_out_pages(
+  state: SchedulerState, grants: Grants, config: SchedulerConfig
+) -> SchedulerState:
+  """Pops the pages of the step and appends them to the block tables, in order of service."""
+  num_requests, num_pages = config.max_requests, config.cache.num_pages
+  # A request's tokens may straddle one page more than they fill.
+  size = min(num_pages, config.max_budget // config.cache.page_size + config.max_num_seqs)
+  ends = jnp.cumsum(grants.pages, dtype=jnp.int32)
+  pool, ids = cache.allocate(state.pool, ends[-1], size)
+  lane = jnp.arange(size, dtype=jnp.int32)
+  index = jnp.searchsorted(ends, lane, side="right").astype(jnp.int32)
+  request = grants.request.at[index].get(mode="fill", fill_value=num_requests)
+  offset = lane - (ends - grants.pages).at[index].get(mode="fill", fill_value=0)
+  column = state.num_pages.at[request].get(mode="fill", fill_value=0) + offset
+  request = jnp.where(lane < ends[-1], request, num_requests + lane)
+  tables = state.block_tables.at[request, column].set(ids, mode="drop", unique_indices=True)
+  return dataclasses.replace(state, pool=pool, block_tables=tables)

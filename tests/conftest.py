@@ -1,0 +1,14 @@
+"""Settings of every test. JAX is told before it starts a backend, hence at import."""
+
+import hypothesis
+import jax
+
+# The scheduler gets a CPU device of its own, beside the model's.
+jax.config.update("jax_num_cpu_devices", 2)
+# A silent broadcast or a silent change of type is how a wrong shape becomes a wrong number.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# The first example compiles, so a deadline would measure XLA.
+hypothesis.settings.register_profile("jaxserve", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("jaxserve")
