@@ -7,10 +7,10 @@ enter by `submit` and may leave by `abort`. All of them can be jitted, vmapped a
 
 from jaxserve.sched.layout import lay_out
 from jaxserve.sched.lifecycle import abort, commit, init, submit
-from jaxserve.sched.limits import check_request, make_params, request_limit
+from jaxserve.sched.limits import check_request, chunking_allowed, make_params, request_limit
 from jaxserve.sched.step import schedule
 
 __all__ = [
-  "abort", "check_request", "commit", "init", "lay_out", "make_params", "request_limit",
-  "schedule", "submit",
+  "abort", "check_request", "chunking_allowed", "commit", "init", "lay_out", "make_params",
+  "request_limit", "schedule", "submit",
 ]  # fmt: skip

@@ -129,7 +129,9 @@ def compare_state(config, state, twin: oracle.Oracle):
 def check_pages(config, state):
   """Every page is free or held by exactly one request."""
   free = list(state.pool.free_pages[: state.pool.num_free])
-  held = [p for q in range(config.max_requests) for p in state.block_tables[q, : state.num_pages[q]]]
+  held = [
+    p for q in range(config.max_requests) for p in state.block_tables[q, : state.num_pages[q]]
+  ]
   assert sorted(free + held) == list(range(config.cache.num_pages))
 
 
