@@ -1,4 +1,4 @@
-"""The one way to declare array state: a frozen, keyword-only dataclass that JAX sees as a pytree."""
+"""The one way to declare array state: a frozen dataclass that JAX sees as a pytree."""
 
 import dataclasses
 from typing import TypeVar, dataclass_transform

@@ -1,4 +1,4 @@
-"""Whole random lives: arrive, schedule, preempt, abort, stop, finish; array state against oracle."""
+"""Whole random lives: arrive, schedule, preempt, abort, finish; array state against oracle."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
 """Step by step decisions of vLLM V1, re-told as data in tests/golden/vllm_scenarios.json.
 
-Every scenario runs with `reserve="gate"`, vLLM's own admission. `DIFFERENT` lists what jaxserve does
+Every scenario runs with `reserve="gate"`, as vLLM admits. `DIFFERENT` lists what jaxserve does
 otherwise on purpose; those scenarios must differ, so that the table stays true.
 """
 

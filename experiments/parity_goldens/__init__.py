@@ -1,0 +1,1 @@
+"""Golden logits of tiny random Llamas, by transformers."""

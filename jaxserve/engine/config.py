@@ -1,0 +1,98 @@
+"""What an engine is built for: model, scheduler, dtypes, buckets."""
+
+import dataclasses
+from typing import Literal
+
+from jaxserve.config import ModelConfig, PlanShape, SchedulerConfig
+
+# Buckets up to here double; above they alternate x1.5 and x4/3, so padding wastes a third at most.
+_DOUBLING_UNTIL = 64
+_FEWEST_ROWS, _ROW_FACTOR = 8, 4
+
+
+def token_buckets(*budgets: int) -> tuple[int, ...]:
+  """The bucket table: 1, 2, 4, ..., 64, then 96, 128, 192, 256, ..., and every budget in use.
+
+  The last bucket is the largest budget itself and never the next power of two: padding past it
+  would compute tokens that no step can hold.
+  """
+  buckets, size, largest = set(budgets), 1, max(budgets)
+  while size < largest:
+    buckets.add(size)
+    if size < _DOUBLING_UNTIL:
+      size *= 2
+    else:  # a power of two is followed by its 1.5 fold, that by the next power of two
+      size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+  return tuple(sorted(buckets))
+
+
+def row_buckets(max_num_seqs: int) -> tuple[int, ...]:
+  """Row counts that the head is compiled for: 8, 32, 128, ..., the last exactly `max_num_seqs`.
+
+  The head reads all of its weights whatever the rows, so fewer steps than for tokens suffice.
+  """
+  buckets, size = [max_num_seqs], _FEWEST_ROWS
+  while size < max_num_seqs:
+    buckets.append(size)
+    size *= _ROW_FACTOR
+  return tuple(sorted(buckets))
+
+
+def bucket_for(size: int, buckets: tuple[int, ...]) -> int:
+  """The smallest bucket that holds `size`."""
+  for bucket in buckets:
+    if size <= bucket:
+      return bucket
+  raise ValueError(f"size={size}: no bucket holds it; the largest is {buckets[-1]}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+  """Everything that decides what is compiled.
+
+  Attributes:
+    model: architecture.
+    scheduler: shapes of the scheduler; its max_budget is the last token bucket.
+    dtype: of weights, matrix products and KV pages; sums and the residual stream are float32.
+    attention: implementation of paged attention.
+    token_buckets: token counts that the forward pass is compiled for, rising; None: see
+      `token_buckets`.
+    query_tile: most queries of one attention work item.
+    overlap: dispatch a step before the outputs of the one before it are read.
+    eos_token_ids: end-of-sequence tokens.
+  """
+
+  model: ModelConfig
+  scheduler: SchedulerConfig
+  dtype: Literal["bfloat16", "float32"] = "bfloat16"
+  attention: Literal["xla", "ref"] = "xla"
+  token_buckets: tuple[int, ...] | None = None
+  query_tile: int = 512
+  overlap: bool = True
+  eos_token_ids: tuple[int, ...] = ()
+
+  def __post_init__(self) -> None:
+    if self.scheduler.max_model_len > self.model.max_position:
+      raise ValueError(
+        f"max_model_len={self.scheduler.max_model_len}: the model supports at most "
+        f"{self.model.max_position} tokens"
+      )
+    if self.token_buckets is not None and self.token_buckets[-1] != self.scheduler.max_budget:
+      raise ValueError(
+        f"token_buckets={self.token_buckets}: the last must be max_budget="
+        f"{self.scheduler.max_budget}"
+      )
+
+  @property
+  def buckets(self) -> tuple[int, ...]:
+    """Token buckets in use, rising."""
+    return self.token_buckets or token_buckets(self.scheduler.max_budget)
+
+  @property
+  def rows(self) -> tuple[int, ...]:
+    """Row buckets of the head, rising."""
+    return row_buckets(self.scheduler.max_num_seqs)
+
+  def plan_shape(self, bucket: int) -> PlanShape:
+    """Shape of the plans of a token bucket."""
+    return PlanShape.of(self.scheduler, bucket, self.query_tile)

@@ -1,0 +1,402 @@
+"""The step loop: schedule, lay out, dispatch; read the outputs one step later; commit."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxserve import sched
+from jaxserve.engine import clock, compiler, devices, programs
+from jaxserve.engine.config import EngineConfig, bucket_for
+from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
+from jaxserve.engine.request import (
+  Completion,
+  FinishReason,
+  Request,
+  SamplingParams,
+  Scheduled,
+  StepEvents,
+  TokenEvent,
+  check_token_ids,
+  completion,
+)
+from jaxserve.types import Decision, SamplingTable, SchedulerParams, StepOutput
+
+_MAX_SEED = 2**32
+
+
+class QueueFullError(RuntimeError):
+  """All request slots are taken; try again when some request has finished."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _InFlight:
+  """A dispatched step whose outputs have not been read."""
+
+  step: int
+  bucket: int
+  budget: int
+  decision: Decision
+  requests: tuple[Request, ...]  # by row
+  scheduled: tuple[Scheduled, ...]
+  admitted: tuple[int, ...]
+  preempted: tuple[int, ...]
+  output: StepOutput | None  # None: no row samples
+  done: jax.Array  # ready when the forward pass is
+  dispatched_s: float
+
+
+class Engine:
+  """Serves requests on one model. Not thread-safe: one thread submits, aborts and steps."""
+
+  def __init__(
+    self,
+    config: EngineConfig,
+    leaves: tuple[jax.Array, ...],
+    table: ExecutableTable,
+    where: devices.Devices,
+    params: SchedulerParams,
+    seed: int = 0,
+  ):
+    self.config = config
+    self.guard = CompileGuard()
+    self._leaves, self._table, self._devices = leaves, table, where
+    self._rng = np.random.default_rng(seed)
+    self._model = programs.empty_model_state(config)
+    self._state = jax.device_put(sched.init(config.scheduler), where.scheduler)
+    self._params = self._placed_params = params
+    self.set_params(params)
+    self._requests: dict[int, Request] = {}  # by slot
+    self._slots: dict[int, int] = {}  # request id -> slot
+    self._in_flight: collections.deque[_InFlight] = collections.deque()
+    self._unreported: tuple[int, ...] = ()  # preempted by a step that computed nothing
+    self._next_id = self._num_steps = 0
+    table.seal()
+    self.guard.start()
+
+  @classmethod
+  def build(
+    cls,
+    config: EngineConfig,
+    graphdef: nnx.GraphDef,
+    leaves: tuple[jax.Array, ...],
+    params: SchedulerParams | None = None,
+    seed: int = 0,
+  ) -> "Engine":
+    """Compiles everything the engine will ever run, then seals the table.
+
+    Args:
+      config: what to compile for.
+      graphdef: from `jaxserve.model.llama.load`.
+      leaves: weights, from the same call.
+      params: scheduler parameters; None: the defaults of `sched.make_params`.
+      seed: of the engine; picks the seeds of requests that bring none.
+
+    Raises:
+      RuntimeError: if an executable would copy the KV cache instead of updating it in place.
+    """
+    where = devices.pick()
+    table = compiler.compile_all(
+      [
+        *programs.model_programs(config, graphdef, leaves, where),
+        *programs.scheduler_programs(config, where),
+      ]
+    )
+    params = sched.make_params(config.scheduler) if params is None else params
+    engine = cls(config, leaves, table, where, params, seed)
+    _check_in_place(table, engine.kv_bytes)
+    return engine
+
+  @property
+  def kv_bytes(self) -> int:
+    """Size of the KV pool."""
+    return sum(x.nbytes for x in jax.tree.leaves(self._model.kv))
+
+  @property
+  def compile_reports(self) -> tuple[CompileReport, ...]:
+    """One per executable."""
+    return self._table.reports
+
+  @property
+  def retraces(self) -> int:
+    """Traces and compiles since the table was sealed; 0 unless something is wrong."""
+    return self.guard.count
+
+  @property
+  def params(self) -> SchedulerParams:
+    """Scheduler parameters in use."""
+    return self._params
+
+  @property
+  def num_requests(self) -> int:
+    """Accepted requests that have not finished."""
+    return len(self._requests)
+
+  @property
+  def num_free_pages(self) -> int:
+    """Pages that nobody holds."""
+    return int(self._state.pool.num_free)
+
+  def set_params(self, params: SchedulerParams) -> None:
+    """Changes budget, seats or threshold from the next scheduled step on; nothing recompiles."""
+    self._params = params
+    self._placed_params = jax.device_put(params, self._devices.scheduler)
+
+  def submit(
+    self, prompt: Sequence[int], sampling: SamplingParams | None = None, *, priority: int = 0
+  ) -> int:
+    """Accepts a request; it is scheduled from the next step on.
+
+    Args:
+      prompt: token ids.
+      sampling: options; None: 16 greedy tokens.
+      priority: smaller is more urgent; needs ordering="priority".
+
+    Returns:
+      The request id.
+
+    Raises:
+      ValueError: the request could never be served; the message names the field.
+      QueueFullError: all slots are taken.
+    """
+    sampling = sampling or SamplingParams()
+    config = self.config.scheduler
+    sched.check_request(config, self._params, len(prompt), sampling.max_tokens)
+    check_token_ids(prompt, self.config.model.vocab_size)
+    check_token_ids(sampling.stop_token_ids, self.config.model.vocab_size)
+    if priority and config.ordering != "priority":
+      raise ValueError(f'priority={priority}: the scheduler orders by arrival; use "priority"')
+    limit = sched.request_limit(config, len(prompt), sampling.max_tokens)
+    self._state, slot_array = self._table["submit",](
+      self._state, np.int32(len(prompt)), np.int32(limit), np.int32(priority), np.bool_(False)
+    )
+    slot = int(slot_array)
+    if slot == config.max_requests:
+      raise QueueFullError(f"all {config.max_requests} request slots are taken; try again later")
+    self._upload(slot, prompt, sampling)
+    return self._remember(slot, prompt, sampling)
+
+  def abort(self, request_id: int) -> Completion | None:
+    """Ends a request now, whatever its state; its pages are free at once.
+
+    Returns:
+      What it had produced, or None if the id is unknown or already finished.
+    """
+    slot = self._slots.pop(request_id, None)
+    if slot is None:
+      return None
+    self._state = self._table["abort",](self._state, self._mask([slot]))
+    return completion(self._requests.pop(slot), "abort")
+
+  def step(self) -> StepEvents | None:
+    """Keeps the device one step ahead and returns the oldest unread step, or None when idle.
+
+    With overlap, step n + 1 is dispatched before the outputs of step n are read here.
+    """
+    depth = 1 if self.config.overlap else 0
+    while len(self._in_flight) <= depth and self._requests:
+      if not self._dispatch():
+        break
+    if self._in_flight:
+      return self._collect()
+    if self._requests:
+      raise RuntimeError(f"{len(self._requests)} requests wait and no step can serve any of them")
+    return None
+
+  def generate(
+    self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
+  ) -> list[Completion]:
+    """Runs prompts to their end, as many at once as fit, and returns them in order."""
+    waiting = collections.deque(enumerate(prompts))
+    numbers: dict[int, int] = {}
+    done: dict[int, Completion] = {}
+    while len(done) < len(prompts):
+      while waiting and len(self._requests) < self.config.scheduler.max_requests:
+        number, prompt = waiting.popleft()
+        numbers[self.submit(prompt, sampling)] = number
+      requests = {r.id: r for r in self._requests.values()}
+      events = self.step()
+      for event in events.outputs if events else ():
+        if event.finish_reason and event.request_id in numbers:
+          done[numbers[event.request_id]] = completion(
+            requests[event.request_id], event.finish_reason
+          )
+    return [done[number] for number in range(len(prompts))]
+
+  def close(self) -> None:
+    """Stops counting compiles. The engine must not be used afterwards."""
+    self.guard.stop()
+
+  def _upload(self, slot: int, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    tokens = np.zeros(self.config.scheduler.max_model_len, np.int32)
+    tokens[: len(prompt)] = prompt
+    seed = self._rng.integers(_MAX_SEED) if sampling.seed is None else sampling.seed % _MAX_SEED
+    options = SamplingTable(
+      temperature=np.float32(sampling.temperature),
+      top_k=np.int32(max(sampling.top_k, 0)),
+      top_p=np.float32(sampling.top_p),
+      min_p=np.float32(sampling.min_p),
+      seed=np.uint32(seed),
+    )
+    model = self._model
+    model.token_table, model.sampling = self._table["upload",](
+      model.token_table, model.sampling, np.int32(slot), tokens, options
+    )
+
+  def _remember(self, slot: int, prompt: Sequence[int], sampling: SamplingParams) -> int:
+    eos = () if sampling.ignore_eos else self.config.eos_token_ids
+    request = Request(
+      id=self._next_id,
+      slot=slot,
+      prompt=tuple(prompt),
+      sampling=sampling,
+      stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
+    )
+    self._next_id += 1
+    self._requests[slot] = request
+    self._slots[request.id] = slot
+    return request.id
+
+  def _dispatch(self) -> bool:
+    """Schedules one step and hands it to the device; False if there was nothing to compute."""
+    budget = int(self._params.budget)
+    self._state, decision = self._table["schedule",](self._state, self._placed_params)
+    num_tokens, num_rows = int(decision.num_tokens), int(decision.num_scheduled)
+    preempted = self._unreported + self._ids(decision.preempted)
+    self._unreported = preempted if num_tokens == 0 else ()
+    if num_tokens == 0:
+      return False
+    bucket = bucket_for(num_tokens, self.config.buckets)
+    packed = self._table["lay_out", bucket](self._state, decision)
+    packed = jax.device_put(packed, self._devices.model)
+    dispatched_s = clock.now()
+    samples = np.asarray(decision.samples)
+    done, output = self._run_model(packed, bucket, num_rows, bool(samples.any()))
+    requests = tuple(self._requests[int(q)] for q in np.asarray(decision.order)[:num_rows])
+    self._in_flight.append(
+      _InFlight(
+        step=self._num_steps,
+        bucket=bucket,
+        budget=budget,
+        decision=decision,
+        requests=requests,
+        scheduled=_scheduled(decision, requests),
+        admitted=self._ids(decision.admitted),
+        preempted=preempted,
+        output=output,
+        done=done,
+        dispatched_s=dispatched_s,
+      )
+    )
+    self._num_steps += 1
+    return True
+
+  def _run_model(
+    self, packed: jax.Array, bucket: int, num_rows: int, any_samples: bool
+  ) -> tuple[jax.Array, StepOutput | None]:
+    """Dispatches the model; returns at once, with arrays that are still being computed."""
+    model = self._model
+    hidden, model.kv, row_fields = self._table["forward", bucket](
+      self._leaves, model.kv, model.token_table, packed
+    )
+    if not any_samples:
+      return row_fields, None
+    rows = bucket_for(num_rows, self.config.rows)
+    model.token_table, output = self._table["sample", rows](
+      self._leaves, hidden, model.token_table, model.sampling, row_fields
+    )
+    for array in jax.tree.leaves(output):
+      array.copy_to_host_async()
+    return row_fields, output
+
+  def _collect(self) -> StepEvents:
+    """Waits for the oldest step in flight, reads its outputs and commits it."""
+    flight = self._in_flight.popleft()
+    jax.block_until_ready(flight.done)
+    output = jax.tree.map(np.asarray, flight.output)  # None stays None
+    done_s = clock.now()
+    events, stopped = self._take_outputs(flight, output)
+    self._state, finished = self._table["commit",](
+      self._state, flight.decision, self._mask(stopped)
+    )
+    ended = set(np.flatnonzero(np.asarray(finished)).tolist())
+    outputs = tuple(self._finish(event, slot, ended, stopped) for slot, event in events)
+    return StepEvents(
+      step=flight.step,
+      bucket=flight.bucket,
+      budget=flight.budget,
+      scheduled=flight.scheduled,
+      admitted=flight.admitted,
+      preempted=flight.preempted,
+      dispatched_s=flight.dispatched_s,
+      done_s=done_s,
+      outputs=outputs,
+    )
+
+  def _take_outputs(
+    self, flight: _InFlight, output: StepOutput | None
+  ) -> tuple[list[tuple[int, TokenEvent]], list[int]]:
+    """New tokens by slot, of requests that are still there, and the slots that they stop."""
+    events: list[tuple[int, TokenEvent]] = []
+    stopped: list[int] = []
+    for row, (request, part) in enumerate(zip(flight.requests, flight.scheduled, strict=True)):
+      if not part.samples or output is None or self._requests.get(request.slot) is not request:
+        continue
+      token, logprob = int(output.tokens[row]), float(output.logprobs[row])
+      request.outputs.append(token)
+      request.logprobs.append(logprob)
+      if token in request.stop_ids:
+        stopped.append(request.slot)
+      event = TokenEvent(
+        request_id=request.id,
+        token=token,
+        logprob=logprob,
+        top_ids=tuple(output.top_ids[row].tolist()),
+        top_logits=tuple(output.top_logits[row].tolist()),
+      )
+      events.append((request.slot, event))
+    return events, stopped
+
+  def _finish(
+    self, event: TokenEvent, slot: int, ended: set[int], stopped: list[int]
+  ) -> TokenEvent:
+    if slot not in ended:
+      return event
+    del self._requests[slot], self._slots[event.request_id]
+    reason: FinishReason = "stop" if slot in stopped else "length"
+    return dataclasses.replace(event, finish_reason=reason)
+
+  def _mask(self, slots: Sequence[int]) -> np.ndarray:
+    mask = np.zeros(self.config.scheduler.max_requests, bool)
+    mask[list(slots)] = True
+    return mask
+
+  def _ids(self, mask: jax.Array) -> tuple[int, ...]:
+    return tuple(self._requests[slot].id for slot in np.flatnonzero(np.asarray(mask)).tolist())
+
+
+def _scheduled(decision: Decision, requests: Sequence[Request]) -> tuple[Scheduled, ...]:
+  tokens, start = np.asarray(decision.tokens), np.asarray(decision.start)
+  samples = np.asarray(decision.samples)
+  return tuple(
+    Scheduled(
+      request_id=request.id,
+      start=int(start[request.slot]),
+      tokens=int(tokens[request.slot]),
+      samples=bool(samples[request.slot]),
+      is_prefill=int(start[request.slot]) < len(request.prompt),
+    )
+    for request in requests
+  )
+
+
+def _check_in_place(table: ExecutableTable, kv_bytes: int) -> None:
+  for report in table.reports:
+    if report.key[0] == "forward" and report.alias_bytes < kv_bytes:
+      raise RuntimeError(
+        f"executable {report.key} updates {report.alias_bytes} bytes in place, the KV cache has "
+        f"{kv_bytes}: it would be copied at every step"
+      )

@@ -1,0 +1,149 @@
+"""The functions an engine compiles, with the shapes they are compiled for.
+
+Scheduler (on its own CPU device): submit, abort, schedule, commit, and lay_out per token bucket.
+Model: upload (a prompt and its sampling options), forward per token bucket, sample per row bucket.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from jaxserve import sched
+from jaxserve.engine.config import EngineConfig
+from jaxserve.engine.devices import Devices
+from jaxserve.engine.executables import Key
+from jaxserve.model import step as model_step
+from jaxserve.model.kv_cache import KVCache, init_kv
+from jaxserve.types import SamplingTable, pack_plan
+from jaxserve.types.plan import packed_size
+
+Leaves = tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+  """A function, the abstract arguments to compile it for, and what it may overwrite."""
+
+  key: Key
+  fn: Callable[..., Any]
+  args: tuple[Any, ...]
+  donate: tuple[int, ...] = ()
+  compiler_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(kw_only=True)
+class ModelState:
+  """What lives on the model's device between steps. Every field is donated and replaced."""
+
+  kv: KVCache
+  token_table: jax.Array
+  sampling: SamplingTable
+
+
+def empty_sampling_table(max_requests: int) -> SamplingTable:
+  """Greedy rows."""
+  return SamplingTable(
+    temperature=jnp.zeros(max_requests, jnp.float32),
+    top_k=jnp.zeros(max_requests, jnp.int32),
+    top_p=jnp.ones(max_requests, jnp.float32),
+    min_p=jnp.zeros(max_requests, jnp.float32),
+    seed=jnp.zeros(max_requests, jnp.uint32),
+  )
+
+
+def empty_model_state(config: EngineConfig) -> ModelState:
+  """No tokens, no KV, as arrays on the default device."""
+  scheduler = config.scheduler
+  return ModelState(
+    kv=init_kv(config.model, scheduler.cache, jnp.dtype(config.dtype)),
+    token_table=jnp.zeros((scheduler.max_requests, scheduler.max_model_len), jnp.int32),
+    sampling=empty_sampling_table(scheduler.max_requests),
+  )
+
+
+def upload(
+  token_table: jax.Array, sampling: SamplingTable, slot: jax.Array, prompt: jax.Array,
+  options: SamplingTable,
+) -> tuple[jax.Array, SamplingTable]:  # fmt: skip
+  """Writes a prompt, i32[max_model_len], and its scalar sampling options at a request's slot."""
+  table = jax.tree.map(lambda column, value: column.at[slot].set(value), sampling, options)
+  return token_table.at[slot].set(prompt), table
+
+
+def _lay_out_packed(state: Any, decision: Any, *, shape: Any) -> jax.Array:
+  return pack_plan(sched.lay_out(state, decision, shape))
+
+
+def _abstract(tree: Any, device: jax.Device) -> Any:
+  sharding = SingleDeviceSharding(device)
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=sharding), tree
+  )
+
+
+def scheduler_programs(config: EngineConfig, devices: Devices) -> Iterator[Program]:
+  """What runs on the scheduler's device."""
+  shapes = config.scheduler
+  here = functools.partial(_abstract, device=devices.scheduler)
+  state = here(jax.eval_shape(lambda: sched.init(shapes)))
+  params = here(sched.make_params(shapes))
+  mask = here(np.zeros(shapes.max_requests, bool))
+  number, flag = here(np.int32(0)), here(np.bool_(False))
+
+  def schedule(state: Any, params: Any) -> Any:
+    return sched.schedule(state, params, shapes)
+
+  def submit(state: Any, num_prompt: Any, max_total: Any, priority: Any, await_host: Any) -> Any:
+    return sched.submit(state, num_prompt, max_total, priority=priority, await_host=await_host)
+
+  decision = here(jax.eval_shape(schedule, state, params)[1])
+  yield Program(key=("schedule",), fn=schedule, args=(state, params), donate=(0,))
+  yield Program(key=("commit",), fn=sched.commit, args=(state, decision, mask), donate=(0,))
+  yield Program(key=("abort",), fn=sched.abort, args=(state, mask), donate=(0,))
+  arguments = (state, number, number, number, flag)
+  yield Program(key=("submit",), fn=submit, args=arguments, donate=(0,))
+  for bucket in config.buckets:
+    fn = functools.partial(_lay_out_packed, shape=config.plan_shape(bucket))
+    yield Program(key=("lay_out", bucket), fn=fn, args=(state, decision))
+
+
+def model_programs(
+  config: EngineConfig, graphdef: nnx.GraphDef, leaves: Leaves, devices: Devices
+) -> Iterator[Program]:
+  """What runs on the model's device, the largest bucket first: it takes longest to compile."""
+  here = functools.partial(_abstract, device=devices.model)
+  parts = here(jax.eval_shape(lambda: vars(empty_model_state(config))))
+  kv, tokens, sampling = parts["kv"], parts["token_table"], parts["sampling"]
+  weights, options = here(leaves), model_step.compiler_options(devices.model.platform)
+  shapes = config.scheduler
+  hidden = here(np.zeros((shapes.max_num_seqs, config.model.hidden_size), np.float32))
+  row_fields = here(np.zeros((3, shapes.max_num_seqs), np.int32))
+  for bucket in reversed(config.buckets):
+    shape = config.plan_shape(bucket)
+    forward = functools.partial(
+      model_step.forward,
+      graphdef=graphdef, config=config.model, shape=shape, dtype=jnp.dtype(config.dtype),
+      attention=config.attention,
+    )  # fmt: skip
+    plan = here(np.zeros(packed_size(shape), np.int32))
+    yield Program(
+      key=("forward", bucket), fn=forward, args=(weights, kv, tokens, plan), donate=(1,),
+      compiler_options=options,
+    )  # fmt: skip
+  for rows in reversed(config.rows):
+    sample = functools.partial(model_step.sample, graphdef=graphdef, rows=rows)
+    arguments = (weights, hidden, tokens, sampling, row_fields)
+    yield Program(
+      key=("sample", rows), fn=sample, args=arguments, donate=(2,), compiler_options=options
+    )
+  slot, prompt = here(np.int32(0)), here(np.zeros(shapes.max_model_len, np.int32))
+  row = here(jax.tree.map(lambda column: np.zeros((), column.dtype), sampling))
+  arguments = (tokens, sampling, slot, prompt, row)
+  yield Program(key=("upload",), fn=upload, args=arguments, donate=(0, 1))

@@ -1,0 +1,247 @@
+"""From options to a running engine: weights, KV pool size, executables."""
+
+import dataclasses
+import pathlib
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from absl import logging
+from flax import nnx
+
+from jaxserve import sched
+from jaxserve.config import CacheConfig, ModelConfig, Ordering, SchedulerConfig
+from jaxserve.engine import clock, compiler, defaults, devices, programs
+from jaxserve.engine.config import EngineConfig, token_buckets
+from jaxserve.engine.engine import Engine
+from jaxserve.model import llama, source
+from jaxserve.model.checkpoint import Checkpoint
+
+_PROBE_PAGES = 1
+_WAITING_PER_SEAT = 1  # slots of the waiting queue for every seat
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartOptions:
+  """What the user asked for; None means a default by device or model.
+
+  Attributes:
+    model: see `jaxserve.model.source.load_checkpoint`.
+    cache_dir: private folder of converted models and compiled executables.
+    dtype: of weights, products and KV.
+    use: "server" favours latency, "offline" throughput.
+    budget: most tokens of a step.
+    other_budgets: further budgets that the bucket table must cover.
+    max_num_seqs: most running requests.
+    long_prefill_token_threshold: most tokens of one request a step; 0 = off.
+    chunked_prefill: prompts may be split.
+    max_model_len: most tokens of a request.
+    page_size: tokens of a KV page.
+    kv_cache_tokens: size of the pool; None: by memory_fraction.
+    memory_fraction: of the device's memory for weights, scratch and pool together.
+    ordering: of the queue.
+    seed: of the engine.
+  """
+
+  model: str
+  cache_dir: pathlib.Path
+  dtype: Literal["bfloat16", "float32"] = "bfloat16"
+  use: defaults.Use = "server"
+  budget: int | None = None
+  other_budgets: tuple[int, ...] = ()
+  max_num_seqs: int | None = None
+  long_prefill_token_threshold: int = 0
+  chunked_prefill: bool = True
+  max_model_len: int | None = None
+  page_size: int = 64
+  kv_cache_tokens: int | None = None
+  memory_fraction: float | None = None
+  ordering: Ordering = "fcfs"
+  seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Started:
+  """A running engine and how long it took to get there.
+
+  Attributes:
+    engine: ready to serve.
+    checkpoint: what was loaded, without its arrays' second copy being needed.
+    options: the options with every default filled in.
+    load_s: seconds to read the weights and put them on the device.
+    compile_s: seconds to trace and compile.
+    weight_bytes: on the device.
+  """
+
+  engine: Engine
+  checkpoint: Checkpoint
+  options: StartOptions
+  load_s: float
+  compile_s: float
+  weight_bytes: int
+
+
+def start(options: StartOptions) -> Started:
+  """Loads the model, sizes the pool, compiles, seals.
+
+  Raises:
+    ValueError: an option is out of range; the message names it.
+  """
+  compiler.use_compilation_cache(options.cache_dir / "xla")
+  where = devices.pick()
+  begin = clock.now()
+  checkpoint = source.load_checkpoint(options.model, options.cache_dir, options.dtype)
+  options = _resolve(options, checkpoint.config, where.model)
+  graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(options.dtype))
+  jax.block_until_ready(leaves)
+  loaded = clock.now()
+  config = _engine_config(options, checkpoint, graphdef, leaves, where)
+  params = sched.make_params(
+    config.scheduler,
+    budget=options.budget,
+    long_prefill_token_threshold=options.long_prefill_token_threshold,
+    chunked_prefill=options.chunked_prefill,
+  )
+  engine = Engine.build(config, graphdef, leaves, params, options.seed)
+  return Started(
+    engine=engine,
+    checkpoint=checkpoint,
+    options=options,
+    load_s=loaded - begin,
+    compile_s=clock.now() - loaded,
+    weight_bytes=sum(leaf.nbytes for leaf in leaves),
+  )
+
+
+def _resolve(options: StartOptions, model: ModelConfig, device: jax.Device) -> StartOptions:
+  """Fills in defaults; one log line states the budget after all clamping."""
+  max_model_len = options.max_model_len or model.max_position
+  chunked, threshold = sched.chunking_allowed(
+    model, options.chunked_prefill, options.long_prefill_token_threshold
+  )
+  memory = defaults.memory_bytes(device)
+  by_device = defaults.by_device(device.platform, device.device_kind, memory, options.use)
+  limits = defaults.clamped(by_device, options.budget, options.max_num_seqs, max_model_len)
+  budget = limits.budget
+  if not chunked:
+    if options.budget is not None and options.budget < max_model_len:
+      raise ValueError(
+        f"budget={options.budget}: with chunked_prefill off a step must hold a whole prompt, so "
+        f"it must be at least max_model_len={max_model_len}"
+      )
+    budget = max(budget, max_model_len)
+  logging.info(
+    "Token budget %d a step, %d seats, chunked prefill %s", budget, limits.max_num_seqs,
+    "on" if chunked else "off",
+  )  # fmt: skip
+  return dataclasses.replace(
+    options,
+    budget=budget,
+    max_num_seqs=limits.max_num_seqs,
+    max_model_len=max_model_len,
+    chunked_prefill=chunked,
+    long_prefill_token_threshold=threshold,
+  )
+
+
+def _engine_config(
+  options: StartOptions,
+  checkpoint: Checkpoint,
+  graphdef: nnx.GraphDef,
+  leaves: tuple[jax.Array, ...],
+  where: devices.Devices,
+) -> EngineConfig:
+  assert options.budget and options.max_num_seqs and options.max_model_len
+  # Unchunked runs need a bucket for a whole sequence: `other_budgets` of 0 stand for that length.
+  others = tuple(b or options.max_model_len for b in options.other_budgets)
+  budgets = (options.budget, *others)
+
+  def config(num_pages: int) -> EngineConfig:
+    scheduler = SchedulerConfig(
+      cache=CacheConfig(num_pages=num_pages, page_size=options.page_size),
+      max_num_seqs=options.max_num_seqs,
+      max_requests=options.max_num_seqs * (1 + _WAITING_PER_SEAT),
+      max_budget=max(budgets),
+      max_model_len=options.max_model_len,
+      ordering=options.ordering,
+    )
+    return EngineConfig(
+      model=checkpoint.config,
+      scheduler=scheduler,
+      dtype=options.dtype,
+      token_buckets=token_buckets(*budgets),
+      eos_token_ids=checkpoint.eos_token_ids,
+    )
+
+  tokens, fraction = options.kv_cache_tokens, options.memory_fraction
+  if tokens is None and fraction is None:
+    on_cpu = where.model.platform == "cpu"
+    tokens = max(defaults.CPU_KV_CACHE_TOKENS, options.max_model_len) if on_cpu else None
+    fraction = defaults.ACCELERATOR_MEMORY_FRACTION
+  if tokens is not None:
+    return config(_pages(tokens, options, "kv_cache_tokens", tokens))
+  tokens = _tokens_that_fit(config(_PROBE_PAGES), fraction, graphdef, leaves, where)
+  return config(_pages(tokens, options, "memory_fraction", fraction))
+
+
+def _pages(tokens: int, options: StartOptions, field: str, value: object) -> int:
+  """Whole pages in a pool of `tokens`."""
+  pages = tokens // options.page_size
+  if pages < 1:
+    raise ValueError(
+      f"{field}={value}: leaves room for {max(tokens, 0)} tokens of KV, less than one page of "
+      f"{options.page_size}; raise it, or lower budget or max_model_len"
+    )
+  return pages
+
+
+def _tokens_that_fit(
+  probe: EngineConfig,
+  fraction: float | None,
+  graphdef: nnx.GraphDef,
+  leaves: tuple[jax.Array, ...],
+  where: devices.Devices,
+) -> int:
+  """Tokens in a pool of: fraction of memory - weights - the largest executable's scratch.
+
+  The scratch does not grow with the pool, so it is measured on an executable with a tiny one.
+  """
+  if fraction is None or not 0 < fraction <= 1:
+    raise ValueError(f"memory_fraction={fraction}: must be in (0, 1]")
+  largest = next(iter(programs.model_programs(probe, graphdef, leaves, where)))
+  report = compiler.compile_all([largest]).reports[0]
+  weights = sum(leaf.nbytes for leaf in leaves)
+  room = fraction * defaults.memory_bytes(where.model) - weights - report.temp_bytes
+  return int(room // kv_bytes_per_token(probe))
+
+
+def kv_bytes_per_token(config: EngineConfig) -> int:
+  """Bytes of keys and values that one token takes in the pool."""
+  model = config.model
+  return (
+    2 * model.num_layers * model.num_kv_heads * model.head_dim * jnp.dtype(config.dtype).itemsize
+  )
+
+
+def summary(started: Started) -> list[str]:
+  """What somebody who starts a server wants to read, a line each."""
+  engine, options = started.engine, started.options
+  config, reports = engine.config.scheduler, engine.compile_reports
+  cached = sum(report.cache_hit for report in reports)
+  slots = config.cache.num_slots
+  lines = [
+    f"Model {started.checkpoint.name}: {started.weight_bytes / 1e6:,.0f} MB of {options.dtype} "
+    f"weights, loaded in {started.load_s:.1f} s",
+    f"KV pool: {slots:,} tokens in {config.cache.num_pages:,} pages of {config.cache.page_size} "
+    f"({engine.kv_bytes / 1e6:,.0f} MB), {slots / config.max_model_len:.1f} requests of "
+    f"{config.max_model_len:,} tokens",
+    f"Buckets: {', '.join(map(str, engine.config.buckets))}",
+    f"{len(reports)} executables in {started.compile_s:.1f} s ({cached} from the cache)",
+  ]
+  for report in sorted(reports, key=lambda r: str(r.key)):
+    lines.append(
+      f"  {' '.join(map(str, report.key)):14} trace {report.trace_s:5.2f} s  "
+      f"{'cached  ' if report.cache_hit else 'compiled'} {report.compile_s:5.2f} s  "
+      f"temp {report.temp_bytes / 1e6:8.1f} MB  in place {report.alias_bytes / 1e6:8.1f} MB"
+    )
+  return lines

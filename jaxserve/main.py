@@ -1,0 +1,229 @@
+r"""Serve a Llama under a token budget and show what chunked prefill does.
+
+  python -m jaxserve.main --budget 1536
+
+loads a small chat model, compiles one executable per token bucket, runs streams of short chats
+while one long prompt arrives, once with its prefill cut into chunks and once whole, prints both
+side by side and writes report.html, result.json and steps.jsonl. The last line of stdout is one
+JSON document.
+
+  python -m jaxserve.main --mode=generate --prompt="Why is the sky blue?"
+
+answers one prompt.
+"""
+
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+from absl import app, flags, logging
+
+_START = time.perf_counter()
+
+FLAGS = flags.FLAGS
+_MODE = flags.DEFINE_enum(
+  "mode", "replay", ["replay", "generate"], "replay: the experiment; generate: answer --prompt."
+)
+_MODEL = flags.DEFINE_string(
+  "model",
+  "smollm2-135m",
+  "smollm2-135m, random (a tiny random Llama), a .gguf file, a checkpoint directory, or a hub id.",
+)
+_BUDGET = flags.DEFINE_integer(
+  "budget", None, "Most tokens computed in one step. Default by device.", lower_bound=1
+)
+_MAX_NUM_SEQS = flags.DEFINE_integer(
+  "max_num_seqs", None, "Most requests running at once. Default by device.", lower_bound=1
+)
+_THRESHOLD = flags.DEFINE_integer(
+  "long_prefill_token_threshold",
+  0,
+  "Most tokens of one request in a step; 0 = no cap.",
+  lower_bound=0,
+)
+_CHUNKED = flags.DEFINE_bool("chunked_prefill", True, "Split prompts over steps.")
+_MAX_MODEL_LEN = flags.DEFINE_integer(
+  "max_model_len", None, "Most tokens of one request. Default: the model's.", lower_bound=2
+)
+_PAGE_SIZE = flags.DEFINE_integer("page_size", 64, "Tokens in a KV page.", lower_bound=1)
+_KV_TOKENS = flags.DEFINE_integer(
+  "kv_cache_tokens", None, "Tokens that the KV pool holds. Default on a CPU: 32768.", lower_bound=1
+)
+_MEMORY = flags.DEFINE_float(
+  "memory_fraction",
+  None,
+  "Share of memory for weights, scratch and KV pool. Default on an accelerator: 0.9.",
+)
+_DTYPE = flags.DEFINE_enum(
+  "dtype", "bfloat16", ["bfloat16", "float32"], "Of weights, products and KV pages."
+)
+_SCHEDULING = flags.DEFINE_enum(
+  "ordering", "fcfs", ["fcfs", "priority"], "First come first served, or by priority."
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Of sampling.", lower_bound=0)
+_PROMPT = flags.DEFINE_string("prompt", None, "What to answer in --mode=generate.")
+_MAX_TOKENS = flags.DEFINE_integer(
+  "max_tokens", 128, "Most tokens of the answer in --mode=generate.", lower_bound=1
+)
+_TEMPERATURE = flags.DEFINE_float(
+  "temperature", 0.0, "Of the answer in --mode=generate; 0 = greedy.", lower_bound=0.0
+)
+_OUT = flags.DEFINE_string("out", None, "Where results go. Default: runs/<time>.")
+_CACHE_DIR = flags.DEFINE_string(
+  "cache_dir", "~/.cache/jaxserve", "Converted models and compiled executables."
+)
+
+flags.register_multi_flags_validator(
+  ["budget", "max_num_seqs"],
+  lambda f: f["budget"] is None or f["max_num_seqs"] is None or f["budget"] >= f["max_num_seqs"],
+  message="--budget must be at least --max_num_seqs: every decoding request takes one token a "
+  "step; raise --budget or lower --max_num_seqs",
+)
+flags.register_multi_flags_validator(
+  ["budget", "max_model_len", "chunked_prefill"],
+  lambda f: (
+    f["chunked_prefill"] or not f["budget"] or not f["max_model_len"]
+    or f["budget"] >= f["max_model_len"]
+  ),
+  message="with --nochunked_prefill a step must hold a whole prompt: --budget must be at least "
+  "--max_model_len",
+)  # fmt: skip
+flags.register_multi_flags_validator(
+  ["long_prefill_token_threshold", "max_model_len"],
+  lambda f: (
+    not f["max_model_len"] or f["long_prefill_token_threshold"] <= f["max_model_len"]
+  ),
+  message="--long_prefill_token_threshold must be at most --max_model_len; 0 turns it off",
+)  # fmt: skip
+flags.register_multi_flags_validator(
+  ["mode", "prompt"],
+  lambda f: f["mode"] != "generate" or f["prompt"] is not None,
+  message='--mode=generate needs --prompt="..."',
+)
+flags.register_multi_flags_validator(
+  ["kv_cache_tokens", "memory_fraction"],
+  lambda f: f["kv_cache_tokens"] is None or f["memory_fraction"] is None,
+  message="give --kv_cache_tokens or --memory_fraction, not both",
+)
+flags.register_validator(
+  "memory_fraction", lambda x: x is None or 0 < x <= 1, message="must be in (0, 1]"
+)
+
+
+def main(argv: list[str]) -> int:
+  """Runs what the flags say; 0 on success, 2 for a mistake of the user."""
+  if len(argv) > 1:
+    print(f"unexpected arguments {argv[1:]}: everything is a --flag", file=sys.stderr)
+    return 2
+  logging.set_verbosity(logging.INFO)
+  logging.set_stderrthreshold("info")
+  try:
+    return _replay() if _MODE.value == "replay" else _generate()
+  except ValueError as error:
+    print(f"jaxserve: {error}", file=sys.stderr)
+    return 2
+
+
+def run() -> None:
+  """The console script."""
+  app.run(main)
+
+
+def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
+  """Starts the engine; how long each phase took."""
+  begin = time.perf_counter()
+  from jaxserve.engine import devices, startup
+
+  devices.set_up()
+  import_s = time.perf_counter() - begin
+  options = startup.StartOptions(
+    model=_MODEL.value,
+    cache_dir=pathlib.Path(_CACHE_DIR.value).expanduser(),
+    dtype=_DTYPE.value,
+    budget=_BUDGET.value,
+    other_budgets=(0,) if replay else (),
+    max_num_seqs=_MAX_NUM_SEQS.value,
+    long_prefill_token_threshold=_THRESHOLD.value,
+    chunked_prefill=_CHUNKED.value,
+    max_model_len=_MAX_MODEL_LEN.value,
+    page_size=_PAGE_SIZE.value,
+    kv_cache_tokens=_KV_TOKENS.value,
+    memory_fraction=_MEMORY.value,
+    ordering=_SCHEDULING.value,
+    seed=_SEED.value,
+  )
+  started = startup.start(options)
+  for line in startup.summary(started):
+    logging.info("%s", line)
+  times = {
+    "import_s": round(import_s, 2),
+    "load_s": round(started.load_s, 2),
+    "compile_s": round(started.compile_s, 2),
+    "first_step_s": None,
+    "buckets": len(started.engine.config.buckets),
+  }
+  return started, times
+
+
+def _tokenizer(started: Any) -> Any:
+  from jaxserve.text.tokenizer import load_tokenizer
+
+  checkpoint = started.checkpoint
+  return load_tokenizer(
+    checkpoint.tokenizer_json, checkpoint.eos_token_ids, checkpoint.bos_token_id
+  )
+
+
+def _replay() -> int:
+  started, times = _start(replay=True)
+  from jaxserve import cost
+  from jaxserve.engine import defaults
+  from jaxserve.replay import experiment
+
+  def first_step() -> None:
+    times["first_step_s"] = round(time.perf_counter() - _START, 2)
+
+  result = experiment.run_experiment(
+    started, _tokenizer(started), defaults.describe_hardware(), times, on_first_step=first_step
+  )
+  out = pathlib.Path(_OUT.value or time.strftime("runs/%Y%m%d-%H%M%S"))
+  experiment.write(result, out, title=f"One long prompt among short chats: {_MODEL.value}")
+  print(experiment.table(result))
+  print()
+  print(cost.describe(started.options.budget))
+  print(f"\n{next(iter(result.texts))}: {next(iter(result.texts.values()))!r}")
+  print(f"Wrote {out / 'report.html'}, result.json and steps.jsonl")
+  print(json.dumps(result.document, separators=(",", ":")))
+  return 0
+
+
+def _generate() -> int:
+  started, times = _start(replay=False)
+  from jaxserve.engine import SamplingParams
+  from jaxserve.text.chat import render_chat
+
+  tokenizer = _tokenizer(started)
+  message = {"role": "user", "content": _PROMPT.value}
+  text = render_chat(started.checkpoint.chat_template, [message])
+  sampling = SamplingParams(max_tokens=_MAX_TOKENS.value, temperature=_TEMPERATURE.value)
+  prompt = tokenizer.encode(text, add_special_tokens=False)
+  (done,) = started.engine.generate([prompt], sampling)
+  answer = tokenizer.decode(done.tokens)
+  print(answer)
+  document = {
+    "model": started.checkpoint.name,
+    "retraces": started.engine.retraces,
+    "startup": times,
+    "prompt_tokens": len(prompt),
+    "completion_tokens": len(done.tokens),
+    "finish_reason": done.finish_reason,
+    "text": answer,
+  }
+  print(json.dumps(document, separators=(",", ":")))
+  return 0
+
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,187 @@
+"""Sampling without a sort over the vocabulary, one row at a time.
+
+A row's token depends on nothing but its own logits, options and position: every reduction has the
+shape of one row, whatever the batch, and the one random number of a row comes from its own key.
+Greedy rows skip the work entirely.
+
+A restriction (top-k, top-p) keeps the tokens whose logit reaches a threshold. The threshold is found
+exactly, by bisection over the bits of the logit; ties at the threshold are all kept. The token is
+then drawn by inverting the cumulative distribution in the order of the vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxserve.pytree import pytree_dataclass
+from jaxserve.types import SamplingTable, StepOutput
+
+NUM_TOP = 8
+# Entries whose maximum is taken first, when looking for the largest of a vocabulary.
+GROUP = 64
+
+
+@pytree_dataclass
+class RowOptions:
+  """Options of the rows of a batch, or of one row; as in `SamplingTable`.
+
+  temperature: f32[...].
+  top_k: i32[...].
+  top_p: f32[...].
+  min_p: f32[...].
+  seed: u32[...].
+  position: i32[...], position that the sampled token will have in its request.
+  """
+
+  temperature: jax.Array
+  top_k: jax.Array
+  top_p: jax.Array
+  min_p: jax.Array
+  seed: jax.Array
+  position: jax.Array
+
+
+def row_options(table: SamplingTable, requests: jax.Array, positions: jax.Array) -> RowOptions:
+  """Options of the rows that serve `requests` i32[B]; a padded row is greedy."""
+  fields = ("temperature", "top_k", "top_p", "min_p", "seed")
+  rows = {name: getattr(table, name).at[requests].get(mode="fill", fill_value=0) for name in fields}
+  return RowOptions(**rows, position=positions)
+
+
+def sample(logits: jax.Array, options: RowOptions) -> StepOutput:
+  """Draws a token for every row.
+
+  Equivalent to: divide by the temperature; drop tokens less likely than min_p times the likeliest;
+  keep the top_k; of those, keep the fewest that hold top_p of their mass, at least one; draw.
+
+  Args:
+    logits: f32[B, V].
+    options: of B rows.
+
+  Returns:
+    The tokens, their log-probabilities under `logits`, and the NUM_TOP largest logits.
+
+  Cost: greedy rows one pass over the logits; others up to 2 x 32 passes over their own row.
+  """
+  top_logits, top_ids = top_k(logits, min(NUM_TOP, logits.shape[1]))
+
+  def row(args: tuple[jax.Array, jax.Array, RowOptions]) -> jax.Array:
+    logits, best, options = args
+    greedy = (options.temperature <= 0) | (options.top_p <= 0) | (options.top_k == 1)
+    return lax.cond(greedy, lambda: best, lambda: _draw(logits, options))
+
+  best = top_ids[:, 0]
+  tokens = lax.cond(
+    jnp.any(options.temperature > 0),
+    lambda: lax.map(row, (logits, best, options)),
+    lambda: best,
+  )
+  chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+  logprobs = chosen - jax.nn.logsumexp(logits, axis=1)
+  return StepOutput(tokens=tokens, logprobs=logprobs, top_ids=top_ids, top_logits=top_logits)
+
+
+def top_k(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+  """`lax.top_k` in two levels, ties included: first the k best groups, then inside them.
+
+  Args:
+    logits: f32[B, V].
+    k: static, at most V.
+
+  Returns:
+    (f32[B, k] values, falling; i32[B, k] indices; of equal values the lower index first).
+
+  Cost: one pass over the logits; about a third of `lax.top_k` on XLA:CPU.
+  """
+  groups = _grouped(logits, -jnp.inf)
+  count = min(k, groups.shape[1])
+  _, best = lax.top_k(groups.max(axis=2), count)
+  best = jnp.sort(best, axis=1)
+  inside = jnp.take_along_axis(groups, best[:, :, None], axis=1).reshape(len(logits), -1)
+  values, at = lax.top_k(inside, k)
+  group = jnp.take_along_axis(best, at // GROUP, axis=1)
+  return values, group * GROUP + at % GROUP
+
+
+def _grouped(x: jax.Array, fill: float) -> jax.Array:
+  """[..., V] as [..., ceil(V / GROUP), GROUP], filled up with `fill`."""
+  missing = -x.shape[-1] % GROUP
+  if missing:
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=fill)
+  return x.reshape(*x.shape[:-1], -1, GROUP)
+
+
+def _draw(logits: jax.Array, options: RowOptions) -> jax.Array:
+  """One token of f32[V] logits at a temperature above 0."""
+  key = jax.random.fold_in(jax.random.key(options.seed), options.position)
+  order = _sortable(logits)
+  weights = jnp.exp((logits - logits.max()) / options.temperature)
+  weights = jnp.where(weights >= options.min_p, weights, 0.0)
+
+  k = options.top_k.astype(jnp.float32)
+  weights = lax.cond(
+    (options.top_k > 0) & (options.top_k < logits.shape[0]),
+    lambda w: _keep_top(w, order, jnp.ones_like(w), k),
+    lambda w: w,
+    weights,
+  )
+  weights = lax.cond(
+    options.top_p < 1,
+    lambda w: _keep_top(w, order, w, options.top_p * w.sum()),
+    lambda w: w,
+    weights,
+  )
+  return _invert(weights, jax.random.uniform(key))
+
+
+def _sortable(x: jax.Array) -> jax.Array:
+  """f32 as i32 in the same order."""
+  bits = lax.bitcast_convert_type(x + 0.0, jnp.int32)
+  return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+
+
+def _keep_top(
+  weights: jax.Array, order: jax.Array, measure: jax.Array, target: jax.Array
+) -> jax.Array:
+  """Zeroes the weights below the highest threshold above which `measure` adds up to `target`.
+
+  Args:
+    weights: f32[V].
+    order: i32[V], what the threshold is put on.
+    measure: f32[V], not negative.
+    target: f32[].
+  """
+
+  def halve(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    low, high = bounds
+    # Without the overflow of (low + high) / 2.
+    middle = (low >> 1) + (high >> 1) + (low & high & 1)
+    enough = jnp.sum(jnp.where(order > middle, measure, 0.0)) >= target
+    return jnp.where(enough, middle + 1, low), jnp.where(enough, high, middle)
+
+  # Invariant: what reaches `low` is enough, what exceeds `high` is not.
+  start = jnp.min(order), jnp.max(order)
+  threshold, _ = lax.while_loop(lambda b: b[0] < b[1], halve, start)
+  return jnp.where(order >= threshold, weights, 0.0)
+
+
+def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+  """The first index at which the cumulative weight exceeds `uniform` in [0, 1) of the total."""
+  groups = _grouped(weights, 0.0)
+  group, rest = _first_past(groups.sum(axis=1), uniform, None)
+  index, _ = _first_past(groups[group], uniform, rest)
+  return (group * GROUP + index).astype(jnp.int32)
+
+
+def _first_past(
+  weights: jax.Array, uniform: jax.Array, target: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+  """Index of the first cumulative weight past the target, and what of the target is left there.
+
+  Should rounding push the target past the total, the last positive weight is taken: an entry of
+  weight zero never is.
+  """
+  total = jnp.cumsum(weights)
+  target = uniform * total[-1] if target is None else target
+  index = jnp.argmax((total > target) | (total == total[-1]))
+  return index, target - jnp.where(index > 0, total[jnp.maximum(index - 1, 0)], 0.0)

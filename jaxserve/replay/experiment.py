@@ -1,0 +1,147 @@
+"""What a long prompt does to streams that are decoding: the same load, chunked and unchunked."""
+
+import dataclasses
+import importlib.resources
+import json
+import logging
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxserve import sched
+from jaxserve.engine import Engine
+from jaxserve.engine.startup import Started
+from jaxserve.replay import runner
+from jaxserve.replay.records import RunRecord, run_result, steps_jsonl
+from jaxserve.replay.report import render_report
+from jaxserve.replay.workload import LONG_QUESTION, Arrival, StallSizes, fitted, stall_workload
+from jaxserve.text.chat import render_chat
+from jaxserve.text.tokenizer import Tokenizer
+
+POLICY = "token_budget"
+_WARM_UP_STEPS = 12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+  """Outcome of the experiment.
+
+  Attributes:
+    runs: chunked, then unchunked.
+    texts: replies of the first run, by request.
+    document: what `result.json` and the last line of stdout hold.
+  """
+
+  runs: Sequence[RunRecord]
+  texts: Mapping[str, str]
+  document: Mapping[str, Any]
+
+
+def long_text() -> str:
+  """A real text of several thousand tokens: the opening of a novel in the public domain."""
+  return importlib.resources.files("jaxserve.replay").joinpath("data/alice.txt").read_text()
+
+
+def run_experiment(
+  started: Started, tokenizer: Tokenizer, hardware: str, startup: Mapping[str, Any],
+  sizes: StallSizes | None = None, on_first_step: Callable[[], None] = lambda: None,
+) -> Result:  # fmt: skip
+  """Runs the load under the given budget, and again unchunked with a budget of max_model_len.
+
+  Args:
+    started: an idle engine whose bucket table covers both budgets.
+    tokenizer: of its model.
+    hardware: one line for the record.
+    startup: seconds of each phase so far, and the number of buckets.
+    sizes: shape of the load; None: the default, cut to what the engine can hold.
+    on_first_step: called when the warm-up has ended.
+  """
+  engine, checkpoint = started.engine, started.checkpoint
+  config = engine.config.scheduler
+  sizes = fitted(sizes or StallSizes(), config.max_model_len, config.cache.num_slots)
+
+  def encode_chat(question: str) -> list[int]:
+    text = render_chat(checkpoint.chat_template, [{"role": "user", "content": question}])
+    return tokenizer.encode(text, add_special_tokens=False)
+
+  step_s = runner.decode_step_seconds(engine, encode_chat("Hello"), sizes.streams, _WARM_UP_STEPS)
+  on_first_step()
+  prompt = _long_prompt(tokenizer, encode_chat, sizes.long_prompt_tokens)
+  arrivals = stall_workload(encode_chat, prompt, step_s, sizes)
+  runs, outputs = _both_runs(engine, arrivals)
+  agreement = runner.compare(*outputs)
+  document = {
+    "model": checkpoint.name,
+    "hardware": hardware,
+    "retraces": engine.retraces,
+    "tokens_equal": agreement.equal,
+    "near_ties": agreement.near_ties,
+    "startup": startup,
+    "runs": [run_result(run) for run in runs],
+  }
+  texts = {name: tokenizer.decode([e.token for e in events]) for name, events in outputs[0].items()}
+  return Result(runs=runs, texts=texts, document=document)
+
+
+def write(result: Result, directory: pathlib.Path, title: str) -> None:
+  """Writes report.html, result.json and steps.jsonl."""
+  directory.mkdir(parents=True, exist_ok=True)
+  (directory / "report.html").write_text(render_report(title, result.runs, result.document))
+  (directory / "result.json").write_text(json.dumps(result.document, indent=2) + "\n")
+  (directory / "steps.jsonl").write_text(steps_jsonl(result.runs))
+
+
+def table(result: Result) -> str:
+  """The runs side by side, for a terminal."""
+  runs = result.document["runs"]
+  rows = [(key, [_cell(run[key]) for run in runs]) for key in runs[0] if key != "name"]
+  rows.append(("retraces after sealing", [str(result.document["retraces"])] * len(runs)))
+  names = [run["name"] for run in runs]
+  widths = [max(len(n), *(len(cells[i]) for _, cells in rows)) for i, n in enumerate(names)]
+  lines = [("", names), *rows]
+  return "\n".join(
+    f"{label:24}" + "".join(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))
+    for label, cells in lines
+  )
+
+
+def _cell(value: object) -> str:
+  if isinstance(value, float):
+    return f"{value:,.3f}" if abs(value) < 1 else f"{value:,.1f}"
+  return "-" if value is None else str(value)
+
+
+def _both_runs(
+  engine: Engine, arrivals: Sequence[Arrival]
+) -> tuple[list[RunRecord], list[runner.Outputs]]:
+  chosen, config = engine.params, engine.config.scheduler
+  whole = sched.make_params(config, budget=config.max_model_len, chunked_prefill=False)
+  settings = [
+    (f"chunked at {int(chosen.budget)}" if chosen.chunked_prefill else "as configured", chosen),
+    ("unchunked", whole),
+  ]
+  runs, outputs = [], []
+  for name, params in settings:
+    logging.getLogger(__name__).info("Running %d requests, %s", len(arrivals), name)
+    engine.set_params(params)
+    run, tokens = runner.run(engine, arrivals, name, POLICY)
+    runs.append(run)
+    outputs.append(tokens)
+  engine.set_params(chosen)
+  return runs, outputs
+
+
+def _long_prompt(
+  tokenizer: Tokenizer, encode_chat: Callable[[str], list[int]], length: int
+) -> list[int]:
+  """A chat prompt of exactly `length` tokens: a long text, cut, and a question about it."""
+  text = tokenizer.encode(long_text(), add_special_tokens=False)
+  frame = encode_chat(LONG_QUESTION)
+  # The text goes where the question starts, so that the prompt stays a well-formed chat.
+  question = tokenizer.encode(LONG_QUESTION, add_special_tokens=False)
+  at = next(
+    (i for i in range(len(frame)) if frame[i : i + len(question)] == question), len(frame) // 2
+  )
+  body = max(length - len(frame), 0)
+  text = (text * (body // max(len(text), 1) + 1))[:body]
+  return (frame[:at] + text + frame[at:])[:length]

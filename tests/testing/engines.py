@@ -1,0 +1,88 @@
+"""A tiny engine, built once for a process, and a plain forward pass to hold against it."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve import sched
+from jaxserve.config import CacheConfig, ModelConfig, SchedulerConfig
+from jaxserve.engine import Engine, EngineConfig
+from jaxserve.model import llama
+
+MODEL = ModelConfig(
+  vocab_size=61, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2,
+  head_dim=6, max_position=128,
+)  # fmt: skip
+SCHEDULER = SchedulerConfig(
+  cache=CacheConfig(num_pages=23, page_size=5),
+  max_num_seqs=5, max_requests=7, max_budget=61, max_model_len=61,
+)  # fmt: skip
+# A token that the random model says early, so that stopping can be tested.
+EOS = 17
+
+
+@functools.cache
+def weights(seed: int = 0):
+  return llama.random_params(MODEL, seed)
+
+
+@functools.cache
+def tiny_engine(**overrides) -> Engine:
+  """One engine per configuration; tests leave it idle and set the parameters they need."""
+  fields = dict(
+    model=MODEL, scheduler=SCHEDULER, dtype="float32", token_buckets=(2, 8, 24, 61),
+    query_tile=16,
+  )  # fmt: skip
+  graphdef, leaves = llama.load(MODEL, weights(), jnp.dtype("float32"))
+  return Engine.build(EngineConfig(**(fields | overrides)), graphdef, leaves)
+
+
+def idle_engine(budget: int = 61, **params) -> Engine:
+  """The shared engine with these scheduler parameters; it must have been left idle."""
+  engine = tiny_engine()
+  assert engine.num_requests == 0 and engine.step() is None
+  assert engine.num_free_pages == SCHEDULER.cache.num_pages
+  engine.set_params(sched.make_params(SCHEDULER, budget=budget, **params))
+  engine.guard.count = 0  # what other engines compiled meanwhile is not this one's
+  return engine
+
+
+def plain_logits(params, config: ModelConfig, tokens) -> np.ndarray:
+  """f64[T, V] by a whole-sequence forward in numpy: no cache, no pages, no chunks."""
+  p = {k: np.asarray(v, np.float64) for k, v in params.items()}
+  x = p["embed"][np.asarray(tokens)]
+  length, d = len(x), config.head_dim
+  angle = np.arange(length)[:, None] / config.rope.theta ** (np.arange(0, d, 2) / d)[None]
+  cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+
+  def norm(x, gain):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_norm_eps) * gain
+
+  def rotate(x):
+    a, b = np.split(x, 2, -1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+  group = config.num_heads // config.num_kv_heads
+  mask = np.tril(np.ones((length, length), bool))
+  for i in range(config.num_layers):
+    w = {k.split(".")[-1]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}
+    heads = (norm(x, w["input_norm"]) @ w["qkv"].T).reshape(length, -1, d)
+    q, k, v = np.split(heads, [config.num_heads, config.num_heads + config.num_kv_heads], 1)
+    k, v = rotate(k).repeat(group, 1), v.repeat(group, 1)
+    scores = np.einsum("qhd,khd->hqk", rotate(q), k) / np.sqrt(d)
+    scores = np.where(mask, scores, -np.inf)
+    probs = np.exp(scores - scores.max(-1, keepdims=True))
+    probs /= probs.sum(-1, keepdims=True)
+    x = x + np.einsum("hqk,khd->qhd", probs, v).reshape(length, -1) @ w["o"].T
+    gate, up = np.split(norm(x, w["post_norm"]) @ w["gate_up"].T, 2, -1)
+    x = x + (gate / (1 + np.exp(-gate)) * up) @ w["down"].T
+  head = p["embed"] if config.tie_word_embeddings else p["lm_head"]
+  return norm(x, p["norm"]) @ head.T
+
+
+def plain_greedy(params, config: ModelConfig, prompt, count: int) -> tuple[int, ...]:
+  tokens = list(prompt)
+  for _ in range(count):
+    tokens.append(int(plain_logits(params, config, tokens)[-1].argmax()))
+  return tuple(tokens[len(prompt) :])
