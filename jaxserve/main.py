@@ -128,7 +128,19 @@ def main(argv: list[str]) -> int:
 
 def run() -> None:
   """The console script."""
-  app.run(main)
+  app.run(main, flags_parser=_parse_flags)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  """As absl parses them, but exit code 2 for a mistake and 0 for --help."""
+  if "--help" in argv:
+    print(f"{__doc__}\n{FLAGS.module_help(FLAGS.find_module_defining_flag('budget'))}")
+    sys.exit(0)
+  try:
+    return FLAGS(argv)
+  except flags.Error as error:
+    print(f"jaxserve: {error}\nSee --help.", file=sys.stderr)
+    sys.exit(2)
 
 
 def _start(replay: bool) -> tuple[Any, dict[str, Any]]:

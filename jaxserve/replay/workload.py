@@ -47,7 +47,8 @@ class StallSizes:
   Attributes:
     streams: chats that are decoding when the long prompt arrives.
     late_streams: chats that arrive after it.
-    spacing_steps: between two arrivals.
+    spacing_steps: between two arrivals before the long prompt.
+    late_spacing_steps: between two arrivals after it.
     max_tokens: most outputs of a chat.
     long_prompt_tokens: length of the long prompt.
     long_max_tokens: its outputs.
@@ -56,6 +57,7 @@ class StallSizes:
   streams: int = 7
   late_streams: int = 3
   spacing_steps: float = 2.0
+  late_spacing_steps: float = 12.0
   max_tokens: int = 64
   long_prompt_tokens: int = 4080
   long_max_tokens: int = 16
@@ -86,20 +88,22 @@ def stall_workload(
     step_s: seconds of one decoding step on this machine.
     sizes: shape of the experiment.
   """
-  spacing, arrivals = sizes.spacing_steps * step_s, []
-  for number in range(sizes.streams + sizes.late_streams):
-    late = number >= sizes.streams
-    arrivals.append(
-      Arrival(
-        id=f"chat-{number + 1}",
-        at_s=spacing * (number + 2 * late),
-        prompt=tuple(encode_chat(QUESTIONS[number % len(QUESTIONS)])),
-        max_tokens=sizes.max_tokens,
-      )
+  long_at_s = sizes.streams * sizes.spacing_steps * step_s
+  times = [i * sizes.spacing_steps * step_s for i in range(sizes.streams)]
+  times += [
+    long_at_s + i * sizes.late_spacing_steps * step_s for i in range(1, sizes.late_streams + 1)
+  ]
+  chats = [
+    Arrival(
+      id=f"chat-{i + 1}",
+      at_s=at_s,
+      prompt=tuple(encode_chat(QUESTIONS[i % len(QUESTIONS)])),
+      max_tokens=sizes.max_tokens,
     )
-  at_s = spacing * (sizes.streams + 0.5)
+    for i, at_s in enumerate(times)
+  ]
   long = Arrival(
-    id="long", at_s=at_s, prompt=tuple(long_prompt), max_tokens=sizes.long_max_tokens,
+    id="long", at_s=long_at_s, prompt=tuple(long_prompt), max_tokens=sizes.long_max_tokens,
     is_long_prompt=True,
   )  # fmt: skip
-  return tuple(sorted((*arrivals, long), key=lambda arrival: arrival.at_s))
+  return tuple(sorted((*chats, long), key=lambda arrival: arrival.at_s))

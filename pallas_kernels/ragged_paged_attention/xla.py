@@ -19,11 +19,6 @@ from jax import lax
 
 DECODE_KEYS = 256
 CHUNK_KEYS = 512
-# Up to this many pages are read by one slice each; past it a single gather is cheaper.
-MAX_SLICES = 8
-# Columns appended to V. The first holds ones, so that the product P V also sums P; the rest keeps
-# the width a multiple of the matrix tile.
-ONES = 16
 MASKED = -1e30
 
 _barrier = lax.optimization_barrier
@@ -53,7 +48,7 @@ def ragged_paged_attention(
     k_pages, v_pages = (lax.bitcast_convert_type(x, jnp.uint16) for x in (k_pages, v_pages))
   scaled = q.astype(jnp.float32) * (math.log2(math.e) / math.sqrt(q.shape[2]))
   read = functools.partial(_read_tile, k_pages, v_pages, block_tables, first_page)
-  out = jnp.zeros(q.shape, jnp.float32)
+  out = jnp.zeros((q.shape[0], q.shape[1] * q.shape[2]), jnp.float32)
 
   def decode(i: jax.Array, out: jax.Array) -> jax.Array:
     return _decode_item(scaled, read, work[i], k_pages.shape, out)
@@ -64,7 +59,7 @@ def ragged_paged_attention(
   out = lax.fori_loop(0, num_work[0], decode, out)
   if query_tile > 1:
     out = lax.fori_loop(num_work[0], num_work[1], chunk, out)
-  return out.astype(q.dtype)
+  return out.reshape(q.shape).astype(q.dtype)
 
 
 def _read_tile(
@@ -76,18 +71,14 @@ def _read_tile(
   tile: jax.Array,
   num_pages: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """Pages [tile * num_pages, ...) of `row`, as stored: two [num_pages * S, Hkv, D]."""
+  """Pages [tile * num_pages, ...) of `row`, as stored: two [num_pages * S, Hkv * D]."""
   at = jnp.minimum(tile * num_pages + jnp.arange(num_pages), block_tables.shape[1] - 1)
   ids = block_tables[row, at] + first_page
 
   def gathered(pages: jax.Array) -> jax.Array:
-    if num_pages > MAX_SLICES:
-      tiles = pages.at[ids].get(mode="clip")
-    else:
-      tiles = jnp.concatenate(
-        [lax.dynamic_index_in_dim(pages, ids[i], keepdims=False) for i in range(num_pages)]
-      )
-    return tiles.reshape(-1, *pages.shape[2:])
+    # Flat pages: each is one run of memory, copied as such.
+    flat = pages.reshape(pages.shape[0], -1)
+    return flat.at[ids].get(mode="clip").reshape(-1, pages.shape[2] * pages.shape[3])
 
   return gathered(k_pages), gathered(v_pages)
 
@@ -111,15 +102,14 @@ def _decode_item(
     top, total, acc = carry
     k, v = read(row, tile, num_pages)
     live = tile * keys + jnp.arange(keys) <= position
-    v = jnp.where(live[:, None, None], v, jnp.zeros((), v.dtype))
-    k, v = (x.reshape(keys, kv_heads * dim) for x in (k, v))
-    scores = _dot(_operand(k), _operand(q_wide, k.dtype), 1, 1)
-    scores = jnp.where(live[:, None], scores, MASKED)
-    new_top = jnp.maximum(top, scores.max(0))
-    p = jnp.exp2(scores - new_top[None])
+    v = jnp.where(live[:, None], v, jnp.zeros((), v.dtype))
+    scores = _dot(_operand(q_wide, k.dtype), _operand(k), 1, 1)
+    scores = jnp.where(live[None], scores, MASKED)
+    new_top = jnp.maximum(top, scores.max(1))
+    p = jnp.exp2(scores - new_top[:, None])
     keep = jnp.exp2(top - new_top)
-    pv = _dot(_operand(p.T, k.dtype), _operand(v), 1, 0)
-    return new_top, total * keep + p.sum(0), acc * keep[:, None] + pv
+    pv = _dot(_operand(p, k.dtype), _operand(v), 1, 0)
+    return new_top, total * keep + p.sum(1), acc * keep[:, None] + pv
 
   zero = (
     jnp.full((heads,), MASKED),
@@ -128,7 +118,7 @@ def _decode_item(
   )
   _, total, acc = lax.fori_loop(0, position // keys + 1, step, zero)
   acc = jnp.where(own, acc.reshape(heads, kv_heads, dim), 0).sum(1) / total[:, None]
-  return lax.dynamic_update_slice_in_dim(out, acc[None], start, 0)
+  return lax.dynamic_update_slice_in_dim(out, acc.reshape(1, -1), start, 0)
 
 
 def _chunk_item(
@@ -159,36 +149,35 @@ def _chunk_item(
     k, v = read(row, tile, num_pages)
     key_positions = tile * keys + jnp.arange(keys)
     if masked:
-      v = jnp.where((key_positions < first + count)[:, None, None], v, jnp.zeros((), v.dtype))
-    v = jnp.concatenate([v, _ones(v)], axis=2)
+      v = jnp.where((key_positions < first + count)[:, None], v, jnp.zeros((), v.dtype))
     new = []
-    for h, (top, acc) in enumerate(carry):
-      scores = _dot(_operand(by_head[h], k.dtype), _operand(k[:, h]), 1, 1)
+    for h, (top, total, acc) in enumerate(carry):
+      own = slice(h * dim, (h + 1) * dim)
+      scores = _dot(_operand(by_head[h], k.dtype), _operand(k[:, own]), 1, 1)
       if masked:
         scores = jnp.where(key_positions[None] <= bound[:, None], scores, MASKED)
       new_top = jnp.maximum(top, scores.max(1))
       p = _exp2_operand(scores - new_top[:, None], k.dtype)
-      pv = _dot(p, _operand(v[:, h]), 1, 0)
-      new.append((new_top, acc * jnp.exp2(top - new_top)[:, None] + pv))
+      keep = jnp.exp2(top - new_top)
+      pv = _dot(p, _operand(v[:, own]), 1, 0)
+      new.append((new_top, total * keep + p.astype(jnp.float32).sum(1), acc * keep[:, None] + pv))
     return tuple(new)
 
   rows = query_tile * group
-  carry = tuple((jnp.full((rows,), MASKED), jnp.zeros((rows, dim + ONES))) for _ in by_head)
+  zero = jnp.full((rows,), MASKED), jnp.zeros((rows,)), jnp.zeros((rows, dim))
+  carry = (zero,) * kv_heads
   seen_by_all = (first + 1) // keys
   carry = lax.fori_loop(0, seen_by_all, functools.partial(step, False), carry)
   last = (first + count + keys - 1) // keys
   carry = lax.fori_loop(seen_by_all, last, functools.partial(step, True), carry)
-  new = [(a[:, :dim] / a[:, dim : dim + 1]).reshape(query_tile, group, dim) for _, a in carry]
-  old = lax.dynamic_slice_in_dim(out, at, query_tile)
   live = (positions >= first) & (positions < first + count)
-  tile_out = jnp.where(live[:, None, None], jnp.concatenate(new, axis=1), old)
-  return lax.dynamic_update_slice_in_dim(out, tile_out, at, 0)
-
-
-def _ones(v: jax.Array) -> jax.Array:
-  """What is appended to V [keys, Hkv, D]: a column of ones, then zeros, in V's storage dtype."""
-  one = jnp.asarray(0x3F80 if v.dtype == jnp.uint16 else 1, v.dtype)
-  return jnp.broadcast_to(jnp.where(jnp.arange(ONES) == 0, one, 0), (*v.shape[:2], ONES))
+  # Head by head: joining the heads first would cost more than the update itself.
+  for h, (_, total, acc) in enumerate(carry):
+    corner = at, h * group * dim
+    new = (acc / total[:, None]).reshape(query_tile, group * dim)
+    old = lax.dynamic_slice(out, corner, new.shape)
+    out = lax.dynamic_update_slice(out, jnp.where(live[:, None], new, old), corner)
+  return out
 
 
 def _operand(x: jax.Array, pages: jnp.dtype | None = None) -> jax.Array:

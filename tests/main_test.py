@@ -1,0 +1,103 @@
+"""The command line: flags, exit codes, and the whole job on the random model."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# Small enough to compile in seconds; the bucket table still covers chunked and unchunked.
+SMALL = ("--model=random", "--max_model_len=192", "--max_num_seqs=11", "--kv_cache_tokens=4096")
+
+
+def jaxserve(*flags, timeout=300):
+  command = [sys.executable, "-m", "jaxserve.main", *flags]
+  return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_help_imports_no_jax():
+  code = "import sys, jaxserve.main; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+  assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+  shown = jaxserve("--help")
+  assert shown.returncode == 0
+  assert "--budget" in shown.stdout and "--long_prefill_token_threshold" in shown.stdout
+
+
+# Flags -> what the message must name.
+BAD_FLAGS = {
+  "budget_below_seats": (["--budget=4", "--max_num_seqs=8"], ["--budget", "--max_num_seqs"]),
+  "budget_zero": (["--budget=0"], ["budget", "0"]),
+  "seats_zero": (["--max_num_seqs=0"], ["max_num_seqs", "0"]),
+  "page_size_negative": (["--page_size=-1"], ["page_size", "-1"]),
+  "unchunked_budget": (
+    ["--nochunked_prefill", "--budget=128", "--max_model_len=512"], ["--budget", "--max_model_len"],
+  ),
+  "threshold": (
+    ["--long_prefill_token_threshold=999", "--max_model_len=512"],
+    ["--long_prefill_token_threshold"],
+  ),
+  "both_sizes": (["--kv_cache_tokens=64", "--memory_fraction=0.5"], ["--kv_cache_tokens"]),
+  "fraction": (["--memory_fraction=1.5"], ["memory_fraction"]),
+  "no_prompt": (["--mode=generate"], ["--prompt"]),
+  "unknown_flag": (["--bugdet=5"], ["bugdet"]),
+  "stray_argument": (["1536"], ["1536"]),
+  "unknown_model": (["--model=/no/such/model"], ["/no/such/model", "smollm2-135m"]),
+  "model_too_short": (["--model=random", "--max_model_len=999999"], ["max_model_len=999999"]),
+  "pool_below_a_page": (["--model=random", "--kv_cache_tokens=3"], ["kv_cache_tokens=3"]),
+  "empty_prompt_too_long": (
+    [*SMALL, "--mode=generate", "--prompt=" + "long " * 100], ["max_model_len=192"],
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_FLAGS)
+def test_a_mistake_exits_with_2_and_one_clear_message(name):
+  flags, words = BAD_FLAGS[name]
+  done = jaxserve(*flags)
+  assert done.returncode == 2, done.stderr
+  assert "Traceback" not in done.stderr
+  assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_truncated_gguf_exits_with_2(tmp_path):
+  path = tmp_path / "broken.gguf"
+  path.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 40)
+  done = jaxserve(f"--model={path}", f"--cache_dir={tmp_path / 'cache'}")
+  assert done.returncode == 2 and "broken.gguf" in done.stderr and "Traceback" not in done.stderr
+
+
+RUN_KEYS = {
+  "name", "policy", "budget", "chunked_prefill", "steps", "p50_itl_ms", "p99_itl_ms", "max_itl_ms",
+  "p50_ttft_ms", "p99_ttft_ms", "long_prompt_ttft_ms", "longest_stall_ms", "output_throughput",
+  "padding_fraction", "preemptions",
+}  # fmt: skip
+
+
+def test_replay_on_the_random_model(tmp_path):
+  done = jaxserve(
+    *SMALL, "--budget=32", "--dtype=float32", f"--out={tmp_path}", f"--cache_dir={tmp_path}/cache"
+  )
+  assert done.returncode == 0, done.stderr
+  document = json.loads(done.stdout.splitlines()[-1])
+  assert document["model"] == "random" and document["retraces"] == 0
+  assert document["tokens_equal"] is True
+  assert set(document["startup"]) == {"import_s", "load_s", "compile_s", "first_step_s", "buckets"}
+  chunked, whole = document["runs"]
+  assert RUN_KEYS <= set(chunked) and RUN_KEYS <= set(whole)
+  assert (chunked["budget"], chunked["chunked_prefill"]) == (32, True)
+  assert (whole["budget"], whole["chunked_prefill"]) == (192, False)
+  assert json.loads((tmp_path / "result.json").read_text()) == document
+  assert "<svg" in (tmp_path / "report.html").read_text()
+  steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+  assert len(steps) == chunked["steps"] + whole["steps"]
+  assert all(s["num_tokens"] <= s["budget"] for s in steps)
+  assert (tmp_path / "cache" / "xla").stat().st_mode & 0o777 == 0o700
+
+
+def test_generate_on_the_random_model(tmp_path):
+  done = jaxserve(
+    *SMALL, "--mode=generate", "--prompt=Hello", "--max_tokens=5", f"--cache_dir={tmp_path}"
+  )
+  assert done.returncode == 0, done.stderr
+  document = json.loads(done.stdout.splitlines()[-1])
+  assert document["completion_tokens"] == 5 and document["retraces"] == 0
