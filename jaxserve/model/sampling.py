@@ -114,6 +114,19 @@ def _grouped(x: jax.Array, fill: float) -> jax.Array:
 def _draw(logits: jax.Array, options: RowOptions) -> jax.Array:
   """One token of f32[V] logits at a temperature above 0."""
   key = jax.random.fold_in(jax.random.key(options.seed), options.position)
+  return invert(restricted(logits, options), jax.random.uniform(key))
+
+
+def restricted(logits: jax.Array, options: RowOptions) -> jax.Array:
+  """Weights of one row's tokens after all restrictions, the likeliest having 1.
+
+  Args:
+    logits: f32[V].
+    options: of this row, with a temperature above 0.
+
+  Returns:
+    f32[V], 0 where a token is not to be drawn; not normalised.
+  """
   order = _sortable(logits)
   weights = jnp.exp((logits - logits.max()) / options.temperature)
   weights = jnp.where(weights >= options.min_p, weights, 0.0)
@@ -125,13 +138,12 @@ def _draw(logits: jax.Array, options: RowOptions) -> jax.Array:
     lambda w: w,
     weights,
   )
-  weights = lax.cond(
+  return lax.cond(
     options.top_p < 1,
     lambda w: _keep_top(w, order, w, options.top_p * w.sum()),
     lambda w: w,
     weights,
   )
-  return _invert(weights, jax.random.uniform(key))
 
 
 def _sortable(x: jax.Array) -> jax.Array:
@@ -165,8 +177,16 @@ def _keep_top(
   return jnp.where(order >= threshold, weights, 0.0)
 
 
-def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-  """The first index at which the cumulative weight exceeds `uniform` in [0, 1) of the total."""
+def invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+  """The first index at which the cumulative weight exceeds `uniform` in [0, 1) of the total.
+
+  Args:
+    weights: f32[V], not negative, at least one positive.
+    uniform: f32[].
+
+  Returns:
+    i32[], an index of positive weight.
+  """
   groups = _grouped(weights, 0.0)
   group, rest = _first_past(groups.sum(axis=1), uniform, None)
   index, _ = _first_past(groups[group], uniform, rest)
