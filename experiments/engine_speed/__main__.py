@@ -1,0 +1,187 @@
+"""How close the engine comes to what this machine can do: `python -m experiments.engine_speed`.
+
+Prefill: one step over a whole prompt, attention included, against plain 2-D products of the same
+shapes in their fastest form. Decode: a step of 8 rows against reading the weights once at the
+measured memory bandwidth. All in one process, in interleaved rounds; medians. The last line is one
+JSON document; --record appends it to results/.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import time
+
+from absl import app, flags, logging
+
+from jaxserve.engine import devices
+
+devices.set_up()
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax import lax  # noqa: E402
+
+from jaxserve.engine import SamplingParams, startup  # noqa: E402
+
+FLAGS = flags.FLAGS
+_MODEL = flags.DEFINE_string("model", "smollm2-135m", "As for jaxserve.main.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "As for jaxserve.main.")
+_PROMPT = flags.DEFINE_integer("prompt", 4096, "Tokens of the prefill.", lower_bound=2)
+_ROWS = flags.DEFINE_integer("rows", 8, "Rows of the decode steps.", lower_bound=1)
+_CONTEXT = flags.DEFINE_integer("context", 256, "Context of the decode steps.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds; each measures everything once.", lower_bound=1)
+_CACHE = flags.DEFINE_string("cache_dir", "~/.cache/jaxserve", "As for jaxserve.main.")
+_RECORD = flags.DEFINE_bool("record", False, "Append the result to results/.")
+
+_RESULTS = pathlib.Path(__file__).parent / "results" / "results.jsonl"
+_READ_BYTES = 1 << 29
+
+
+def seconds(fn, *args):
+  start = time.perf_counter()
+  jax.block_until_ready(fn(*args))
+  return time.perf_counter() - start
+
+
+def layer_shapes(model):
+  """(out, in) of the products of one layer."""
+  q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+  width, inner = model.hidden_size, model.intermediate_size
+  return [(q + 2 * kv, width), (width, q), (2 * inner, width), (width, inner)]
+
+
+def prefill_flops(model, prompt):
+  """Products of all layers, causal attention, and the head on one row."""
+  products = sum(2 * prompt * n * k for n, k in layer_shapes(model)) * model.num_layers
+  attention = 2 * model.num_layers * model.num_heads * model.head_dim * prompt * prompt
+  return products + attention + 2 * model.vocab_size * model.hidden_size
+
+
+def plain_products(model, tokens, dtype):
+  """All products of the layers, nothing else, as separate two-dimensional calls; their FLOPs.
+
+  Both operand orders are timed by the caller; the faster one counts.
+  """
+  rng, operands = np.random.default_rng(0), []
+  for n, k in layer_shapes(model):
+    weight = jnp.asarray(rng.standard_normal((n, k), np.float32), dtype)
+    operands.append((jnp.asarray(rng.standard_normal((tokens, k), np.float32), dtype), weight))
+
+  def product(x, w, weight_first):
+    left, right = (w, x) if weight_first else (x, w)
+    dims = (((1,), (1,)), ((), ()))
+    return lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
+
+  calls = {
+    first: [jax.jit(lambda x, w, f=first: product(x, w, f)).lower(x, w).compile()
+            for x, w in operands]
+    for first in (False, True)
+  }  # fmt: skip
+
+  def run(first):
+    return [call(x, w) for call, (x, w) in zip(calls[first], operands, strict=True)]
+
+  flops = sum(2 * tokens * n * k for n, k in layer_shapes(model))
+  return run, flops
+
+
+def read_bandwidth():
+  """Bytes a second of summing a large array."""
+  data = jnp.ones(_READ_BYTES // 4, jnp.float32)
+  total = jax.jit(jnp.sum)
+  jax.block_until_ready(total(data))
+  return lambda: _READ_BYTES / seconds(total, data)
+
+
+def prefill_seconds(engine, prompt):
+  engine.submit(prompt, SamplingParams(max_tokens=1))
+  (events,) = steps(engine)
+  return events.done_s - events.dispatched_s
+
+
+def decode_seconds(engine, prompt, rows, tokens=24):
+  for _ in range(rows):
+    engine.submit(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True))
+  ends = [e.done_s for e in steps(engine) if all(not s.is_prefill for s in e.scheduled)]
+  return statistics.median(b - a for a, b in zip(ends, ends[1:], strict=False))
+
+
+def steps(engine):
+  found = []
+  while events := engine.step():
+    found.append(events)
+  return found
+
+
+def measure(engine, weight_bytes):
+  model, dtype = engine.config.model, jnp.dtype(engine.config.dtype)
+  rng = np.random.default_rng(0)
+  prompt = rng.integers(0, model.vocab_size, _PROMPT.value).tolist()
+  short = prompt[: _CONTEXT.value]
+  products, product_flops = plain_products(model, _PROMPT.value, dtype)
+  bandwidth = read_bandwidth()
+  prefill_seconds(engine, prompt), decode_seconds(engine, short, _ROWS.value)
+  rounds = []
+  for number in range(_ROUNDS.value):
+    matmul = min(min(seconds(products, first) for _ in range(3)) for first in (False, True))
+    best = product_flops / matmul
+    prefill = prefill_seconds(engine, prompt)
+    achieved = prefill_flops(model, _PROMPT.value) / prefill
+    read = bandwidth()
+    decode = decode_seconds(engine, short, _ROWS.value)
+    rounds.append({
+      "matmul_gflops": best / 1e9,
+      "prefill_gflops": achieved / 1e9,
+      "prefill_fraction": achieved / best,
+      "prefill_tokens_per_s": _PROMPT.value / prefill,
+      "read_gb_s": read / 1e9,
+      "decode_step_ms": 1e3 * decode,
+      "decode_fraction": weight_bytes / read / decode,
+    })  # fmt: skip
+    logging.info("Round %d: %s", number + 1, {k: round(v, 3) for k, v in rounds[-1].items()})
+  return {key: round(statistics.median(r[key] for r in rounds), 4) for key in rounds[0]}
+
+
+def commit():
+  command = ["git", "rev-parse", "--short", "HEAD"]
+  done = subprocess.run(command, capture_output=True, text=True, check=False)
+  return done.stdout.strip() or "unknown"
+
+
+def main(_):
+  logging.set_verbosity(logging.INFO)
+  options = startup.StartOptions(
+    model=_MODEL.value,
+    cache_dir=pathlib.Path(_CACHE.value).expanduser(),
+    dtype=_DTYPE.value,
+    budget=_PROMPT.value,
+    max_num_seqs=max(_ROWS.value, 8),
+    max_model_len=_PROMPT.value + 64,
+    kv_cache_tokens=2 * (_PROMPT.value + 64) + 2 * _ROWS.value * (_CONTEXT.value + 128),
+  )
+  started = startup.start(options)
+  result = measure(started.engine, started.weight_bytes)
+  result |= {
+    "model": started.checkpoint.name, "dtype": _DTYPE.value, "prompt": _PROMPT.value,
+    "rows": _ROWS.value, "context": _CONTEXT.value, "weight_mb": started.weight_bytes / 1e6,
+    "jax": jax.__version__, "cores": os.cpu_count(),
+    "commit": commit(), "date": time.strftime("%Y-%m-%d"),
+  }  # fmt: skip
+  for name, value in result.items():
+    print(f"{name:22} {value}")
+  print(
+    f"\nprefill reaches {result['prefill_fraction']:.0%} of plain products (bar: 25%); a decode "
+    f"step reads the weights at {result['decode_fraction']:.0%} of the bandwidth (bar: 30%)"
+  )
+  if _RECORD.value:
+    _RESULTS.parent.mkdir(exist_ok=True)
+    with _RESULTS.open("a") as file:
+      file.write(json.dumps(result) + "\n")
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  app.run(main)
