@@ -1,5 +1,6 @@
 """From a decision to the step plan of a bucket: rows, positions, slots, attention work."""
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -21,6 +22,8 @@ def lay_out(state: SchedulerState, decision: Decision, shape: PlanShape) -> Step
   Cost: O(T log R + R M).
   """
   num_rows = shape.num_rows
+  chex.assert_shape(decision.order, (num_rows,))
+  chex.assert_shape(state.block_tables, (shape.max_requests, shape.pages_per_request))
   request = decision.order
   lane = jnp.arange(num_rows, dtype=jnp.int32)
   live = lane < decision.num_scheduled

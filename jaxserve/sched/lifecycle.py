@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -96,6 +97,7 @@ def abort(state: SchedulerState, requests: jax.Array) -> SchedulerState:
     state: not modified.
     requests: bool[Q]; free slots among them are ignored.
   """
+  chex.assert_shape(requests, state.status.shape)
   return _finish(state, requests & (state.status != Status.FREE))
 
 
@@ -116,6 +118,7 @@ def commit(
   Returns:
     (state, finished bool[Q]).
   """
+  chex.assert_shape(stopped, state.status.shape)
   live = decision.samples & (state.arrival == decision.arrival) & (state.status != Status.FREE)
   in_flight = state.num_in_flight - live.astype(jnp.int32)
   finished = live & (stopped | (state.num_known - in_flight >= state.max_total))

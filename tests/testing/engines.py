@@ -48,13 +48,16 @@ def idle_engine(budget: int = 61, **params) -> Engine:
   return engine
 
 
-def plain_logits(params, config: ModelConfig, tokens) -> np.ndarray:
-  """f64[T, V] by a whole-sequence forward in numpy: no cache, no pages, no chunks."""
-  p = {k: np.asarray(v, np.float64) for k, v in params.items()}
+def plain_logits(params, config: ModelConfig, tokens, dtype=np.float64, last=None) -> np.ndarray:
+  """[T, V] by a whole-sequence forward in numpy: no cache, no pages, no chunks.
+
+  `last` keeps only the last so many rows.
+  """
+  p = {k: np.asarray(v, dtype) for k, v in params.items()}
   x = p["embed"][np.asarray(tokens)]
   length, d = len(x), config.head_dim
   angle = np.arange(length)[:, None] / config.rope.theta ** (np.arange(0, d, 2) / d)[None]
-  cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+  cos, sin = (f(angle)[:, None].astype(dtype) for f in (np.cos, np.sin))
 
   def norm(x, gain):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_norm_eps) * gain
@@ -70,15 +73,15 @@ def plain_logits(params, config: ModelConfig, tokens) -> np.ndarray:
     heads = (norm(x, w["input_norm"]) @ w["qkv"].T).reshape(length, -1, d)
     q, k, v = np.split(heads, [config.num_heads, config.num_heads + config.num_kv_heads], 1)
     k, v = rotate(k).repeat(group, 1), v.repeat(group, 1)
-    scores = np.einsum("qhd,khd->hqk", rotate(q), k) / np.sqrt(d)
+    scores = rotate(q).swapaxes(0, 1) @ k.transpose(1, 2, 0) / np.sqrt(d).astype(dtype)
     scores = np.where(mask, scores, -np.inf)
     probs = np.exp(scores - scores.max(-1, keepdims=True))
     probs /= probs.sum(-1, keepdims=True)
-    x = x + np.einsum("hqk,khd->qhd", probs, v).reshape(length, -1) @ w["o"].T
+    x = x + (probs @ v.swapaxes(0, 1)).swapaxes(0, 1).reshape(length, -1) @ w["o"].T
     gate, up = np.split(norm(x, w["post_norm"]) @ w["gate_up"].T, 2, -1)
     x = x + (gate / (1 + np.exp(-gate)) * up) @ w["down"].T
   head = p["embed"] if config.tie_word_embeddings else p["lm_head"]
-  return norm(x, p["norm"]) @ head.T
+  return norm(x[-last:] if last else x, p["norm"]) @ head.T
 
 
 def plain_greedy(params, config: ModelConfig, prompt, count: int) -> tuple[int, ...]:

@@ -1,0 +1,28 @@
+"""The README's programs run as printed, and it stays short."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_program_runs(number, tmp_path):
+  code = PROGRAMS[number].replace("~/.cache/jaxserve", str(tmp_path))
+  command = [sys.executable, "-c", code]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.strip()
+  if "vmap" in code:  # 4 budgets, 20 steps, and no step above its budget
+    rows = done.stdout.replace("[", " ").replace("]", " ").split()
+    tokens = [int(x) for x in rows]
+    assert len(tokens) == 80 and max(tokens) == 2048 and max(tokens[:20]) == 256
+
+
+def test_readme_is_short_and_has_programs():
+  assert len(README.splitlines()) <= 150 and len(PROGRAMS) == 2
