@@ -59,7 +59,7 @@ _MEMORY = flags.DEFINE_float(
 _DTYPE = flags.DEFINE_enum(
   "dtype", "bfloat16", ["bfloat16", "float32"], "Of weights, products and KV pages."
 )
-_SCHEDULING = flags.DEFINE_enum(
+_ORDERING = flags.DEFINE_enum(
   "ordering", "fcfs", ["fcfs", "priority"], "First come first served, or by priority."
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of sampling.", lower_bound=0)
@@ -150,7 +150,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
 
   devices.set_up()
   import_s = time.perf_counter() - begin
-  options = startup.StartOptions(
+  options: dict[str, Any] = dict(
     model=_MODEL.value,
     cache_dir=pathlib.Path(_CACHE_DIR.value).expanduser(),
     dtype=_DTYPE.value,
@@ -163,10 +163,10 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     page_size=_PAGE_SIZE.value,
     kv_cache_tokens=_KV_TOKENS.value,
     memory_fraction=_MEMORY.value,
-    ordering=_SCHEDULING.value,
+    ordering=_ORDERING.value,
     seed=_SEED.value,
   )
-  started = startup.start(options)
+  started = startup.start(startup.StartOptions(**options))
   for line in startup.summary(started):
     logging.info("%s", line)
   times = {

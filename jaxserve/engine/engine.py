@@ -23,6 +23,7 @@ from jaxserve.engine.request import (
   check_token_ids,
   completion,
 )
+from jaxserve.pytree import scalar
 from jaxserve.types import Decision, SamplingTable, SchedulerParams, StepOutput
 
 _MAX_SEED = 2**32
@@ -226,6 +227,27 @@ class Engine:
           )
     return [done[number] for number in range(len(prompts))]
 
+  def warm_up(self, most_tokens: int | None = None) -> None:
+    """Runs the executables once on an empty step, so that no request meets a first call.
+
+    XLA:CPU sets up its matrix kernels at the first call of an executable: 0.2 to 0.5 s a bucket,
+    which would look like a stall. The engine must be idle.
+
+    Args:
+      most_tokens: leave out token buckets above the one that holds so many; None: all.
+    """
+    if self._requests or self._in_flight:
+      raise RuntimeError(f"{len(self._requests)} requests are being served: warm up before")
+    buckets = self.config.buckets
+    largest = buckets[-1] if most_tokens is None else bucket_for(most_tokens, buckets)
+    self._state, empty = self._table["schedule",](self._state, self._placed_params)
+    for bucket in (b for b in buckets if b <= largest):
+      self._run_model(self._plan(empty, bucket), bucket, 0, any_samples=False)
+    for rows in self.config.rows:
+      plan = self._plan(empty, buckets[0])
+      self._run_model(plan, buckets[0], rows, any_samples=True)
+    jax.block_until_ready((self._model.kv, self._model.token_table))
+
   def close(self) -> None:
     """Stops counting compiles. The engine must not be used afterwards."""
     self.guard.stop()
@@ -235,11 +257,11 @@ class Engine:
     tokens[: len(prompt)] = prompt
     seed = self._rng.integers(_MAX_SEED) if sampling.seed is None else sampling.seed % _MAX_SEED
     options = SamplingTable(
-      temperature=np.float32(sampling.temperature),
-      top_k=np.int32(max(sampling.top_k, 0)),
-      top_p=np.float32(sampling.top_p),
-      min_p=np.float32(sampling.min_p),
-      seed=np.uint32(seed),
+      temperature=scalar(sampling.temperature, np.float32),
+      top_k=scalar(max(sampling.top_k, 0), np.int32),
+      top_p=scalar(sampling.top_p, np.float32),
+      min_p=scalar(sampling.min_p, np.float32),
+      seed=scalar(seed, np.uint32),
     )
     model = self._model
     model.token_table, model.sampling = self._table["upload",](
@@ -270,11 +292,10 @@ class Engine:
     if num_tokens == 0:
       return False
     bucket = bucket_for(num_tokens, self.config.buckets)
-    packed = self._table["lay_out", bucket](self._state, decision)
-    packed = jax.device_put(packed, self._devices.model)
+    plan = self._plan(decision, bucket)
     dispatched_s = clock.now()
-    samples = np.asarray(decision.samples)
-    done, output = self._run_model(packed, bucket, num_rows, bool(samples.any()))
+    any_samples = bool(np.asarray(decision.samples).any())
+    done, output = self._run_model(plan, bucket, num_rows, any_samples)
     requests = tuple(self._requests[int(q)] for q in np.asarray(decision.order)[:num_rows])
     self._in_flight.append(
       _InFlight(
@@ -294,13 +315,18 @@ class Engine:
     self._num_steps += 1
     return True
 
+  def _plan(self, decision: Decision, bucket: int) -> jax.Array:
+    """The packed plan of a decision, on the model's device."""
+    packed = self._table["lay_out", bucket](self._state, decision)
+    return jax.device_put(packed, self._devices.model)
+
   def _run_model(
-    self, packed: jax.Array, bucket: int, num_rows: int, any_samples: bool
+    self, plan: jax.Array, bucket: int, num_rows: int, any_samples: bool
   ) -> tuple[jax.Array, StepOutput | None]:
     """Dispatches the model; returns at once, with arrays that are still being computed."""
     model = self._model
     hidden, model.kv, row_fields = self._table["forward", bucket](
-      self._leaves, model.kv, model.token_table, packed
+      self._leaves, model.kv, model.token_table, plan
     )
     if not any_samples:
       return row_fields, None

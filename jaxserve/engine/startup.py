@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from jaxserve.engine import clock, compiler, defaults, devices, programs
 from jaxserve.engine.config import EngineConfig, token_buckets
 from jaxserve.engine.engine import Engine
 from jaxserve.model import llama, source
-from jaxserve.model.checkpoint import Checkpoint
+from jaxserve.model.checkpoint import Checkpoint, Dtype
 
 _PROBE_PAGES = 1
 _WAITING_PER_SEAT = 1  # slots of the waiting queue for every seat
@@ -45,7 +44,7 @@ class StartOptions:
 
   model: str
   cache_dir: pathlib.Path
-  dtype: Literal["bfloat16", "float32"] = "bfloat16"
+  dtype: Dtype = "bfloat16"
   use: defaults.Use = "server"
   budget: int | None = None
   other_budgets: tuple[int, ...] = ()
@@ -151,18 +150,18 @@ def _engine_config(
   leaves: tuple[jax.Array, ...],
   where: devices.Devices,
 ) -> EngineConfig:
-  assert options.budget and options.max_num_seqs and options.max_model_len
+  budget, seats, length = options.budget, options.max_num_seqs, options.max_model_len
+  assert budget and seats and length, "_resolve fills them in"
   # Unchunked runs need a bucket for a whole sequence: `other_budgets` of 0 stand for that length.
-  others = tuple(b or options.max_model_len for b in options.other_budgets)
-  budgets = (options.budget, *others)
+  budgets = (budget, *(other or length for other in options.other_budgets))
 
   def config(num_pages: int) -> EngineConfig:
     scheduler = SchedulerConfig(
       cache=CacheConfig(num_pages=num_pages, page_size=options.page_size),
-      max_num_seqs=options.max_num_seqs,
-      max_requests=options.max_num_seqs * (1 + _WAITING_PER_SEAT),
+      max_num_seqs=seats,
+      max_requests=seats * (1 + _WAITING_PER_SEAT),
       max_budget=max(budgets),
-      max_model_len=options.max_model_len,
+      max_model_len=length,
       ordering=options.ordering,
     )
     return EngineConfig(
@@ -176,7 +175,7 @@ def _engine_config(
   tokens, fraction = options.kv_cache_tokens, options.memory_fraction
   if tokens is None and fraction is None:
     on_cpu = where.model.platform == "cpu"
-    tokens = max(defaults.CPU_KV_CACHE_TOKENS, options.max_model_len) if on_cpu else None
+    tokens = max(defaults.CPU_KV_CACHE_TOKENS, length) if on_cpu else None
     fraction = defaults.ACCELERATOR_MEMORY_FRACTION
   if tokens is not None:
     return config(_pages(tokens, options, "kv_cache_tokens", tokens))

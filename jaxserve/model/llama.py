@@ -36,6 +36,10 @@ class Layer(nnx.Module):
 class Llama(nnx.Module):
   """Parameters of the model; matrices in `dtype`, norm gains in float32."""
 
+  embed: nnx.Param
+  norm: nnx.Param
+  lm_head: nnx.Param  # Only where the embedding is not tied.
+
   def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
     layers: list[dict[str, tuple[int, ...]]] = [{} for _ in range(config.num_layers)]
     for name, shape in param_shapes(config).items():

@@ -54,7 +54,7 @@ def run_experiment(
     hardware: one line for the record.
     startup: seconds of each phase so far, and the number of buckets.
     sizes: shape of the load; None: the default, cut to what the engine can hold.
-    on_first_step: called when the warm-up has ended.
+    on_first_step: called when the first steps have run, before the rest of the warm-up.
   """
   engine, checkpoint = started.engine, started.checkpoint
   config = engine.config.scheduler
@@ -64,12 +64,15 @@ def run_experiment(
     text = render_chat(checkpoint.chat_template, [{"role": "user", "content": question}])
     return tokenizer.encode(text, add_special_tokens=False)
 
-  step_s = runner.decode_step_seconds(engine, encode_chat("Hello"), sizes.streams, _WARM_UP_STEPS)
+  hello = encode_chat("Hello")
+  runner.decode_step_seconds(engine, hello, rows=1, steps=3)
   on_first_step()
+  engine.warm_up(max(int(engine.params.budget), sizes.whole_step))
+  step_s = runner.decode_step_seconds(engine, hello, sizes.streams, _WARM_UP_STEPS)
   prompt = _long_prompt(tokenizer, encode_chat, sizes.long_prompt_tokens)
   arrivals = stall_workload(encode_chat, prompt, step_s, sizes)
   runs, outputs = _both_runs(engine, arrivals)
-  agreement = runner.compare(*outputs)
+  agreement = runner.compare(outputs[0], outputs[1])
   document = {
     "model": checkpoint.name,
     "hardware": hardware,

@@ -131,7 +131,7 @@ def compare(first: Outputs, second: Outputs, tie: float = 0.1) -> Agreement:
     )
     if parting is None:
       equal &= len(left) == len(second[request])
-    elif _tied(*parting, tie) and _tied(*reversed(parting), tie):
+    elif _tied(parting[0], parting[1], tie) and _tied(parting[1], parting[0], tie):
       near_ties += 1
     else:
       equal = False

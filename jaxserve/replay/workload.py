@@ -56,11 +56,16 @@ class StallSizes:
 
   streams: int = 7
   late_streams: int = 3
-  spacing_steps: float = 2.0
+  spacing_steps: float = 5.0
   late_spacing_steps: float = 12.0
-  max_tokens: int = 64
-  long_prompt_tokens: int = 4080
+  max_tokens: int = 96
+  long_prompt_tokens: int = 3700
   long_max_tokens: int = 16
+
+  @property
+  def whole_step(self) -> int:
+    """About the most tokens of an unchunked step: the long prompt, and chats beside it."""
+    return self.long_prompt_tokens + self.streams + self.late_streams
 
   @property
   def longest(self) -> int:

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 
 from jaxserve.config import ModelConfig, SchedulerConfig
+from jaxserve.pytree import scalar
 from jaxserve.types import SchedulerParams
 
 
@@ -54,12 +55,12 @@ def make_params(
     if not ok:
       raise ValueError(f"{field}={value}: {remedy}")
   return SchedulerParams(
-    budget=np.int32(budget),
-    max_num_seqs=np.int32(max_num_seqs),
-    long_prefill_token_threshold=np.int32(long_prefill_token_threshold),
-    cap_when_alone=np.bool_(cap_when_alone),
-    chunked_prefill=np.bool_(chunked_prefill),
-    watermark_pages=np.int32(int(watermark * config.cache.num_pages)),
+    budget=scalar(budget, np.int32),
+    max_num_seqs=scalar(max_num_seqs, np.int32),
+    long_prefill_token_threshold=scalar(long_prefill_token_threshold, np.int32),
+    cap_when_alone=scalar(cap_when_alone, np.bool_),
+    chunked_prefill=scalar(chunked_prefill, np.bool_),
+    watermark_pages=scalar(int(watermark * config.cache.num_pages), np.int32),
   )
 
 

@@ -1,4 +1,4 @@
-"""The reference: every query against every slot its row could have. Small, slow, obviously right."""
+"""The reference: every query against every slot its row could have. Small, slow, plainly right."""
 
 import math
 

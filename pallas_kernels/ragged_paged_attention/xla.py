@@ -12,6 +12,7 @@ products is converted through float32; so 16-bit pages are uint16 until a produc
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,9 @@ from jax import lax
 DECODE_KEYS = 256
 CHUNK_KEYS = 512
 MASKED = -1e30
+
+# (row, tile, pages of a tile) -> K and V of the tile, as stored: two [keys, Hkv * D].
+Read = Callable[[jax.Array, jax.Array, int], tuple[jax.Array, jax.Array]]
 
 _barrier = lax.optimization_barrier
 
@@ -84,7 +88,7 @@ def _read_tile(
 
 
 def _decode_item(
-  q: jax.Array, read, item: jax.Array, page_shape: tuple[int, ...], out: jax.Array
+  q: jax.Array, read: Read, item: jax.Array, page_shape: tuple[int, ...], out: jax.Array
 ) -> jax.Array:
   """One query against the keys of its row, all heads at once."""
   _, page_size, kv_heads, dim = page_shape
@@ -123,7 +127,7 @@ def _decode_item(
 
 def _chunk_item(
   q: jax.Array,
-  read,
+  read: Read,
   item: jax.Array,
   page_shape: tuple[int, ...],
   query_tile: int,
@@ -141,8 +145,7 @@ def _chunk_item(
   bound = jnp.repeat(positions, group)
   tile_q = lax.dynamic_slice_in_dim(q, at, query_tile)
   by_head = [
-    tile_q[:, h * group : (h + 1) * group].reshape(query_tile * group, dim)
-    for h in range(kv_heads)
+    tile_q[:, h * group : (h + 1) * group].reshape(query_tile * group, dim) for h in range(kv_heads)
   ]
 
   def step(masked: bool, tile: jax.Array, carry: tuple) -> tuple:

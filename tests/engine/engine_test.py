@@ -211,3 +211,15 @@ def test_a_full_queue_refuses_and_serves_on():
 def test_priority_needs_a_scheduler_that_orders_by_it():
   with pytest.raises(ValueError, match="priority=1"):
     idle_engine().submit([1], TWELVE, priority=1)
+
+
+def test_warm_up_changes_nothing_and_compiles_nothing(expected):
+  engine = idle_engine()
+  engine.warm_up()
+  engine.warm_up(most_tokens=8)
+  assert [d.tokens for d in engine.generate(PROMPTS, TWELVE)] == expected
+  assert engine.retraces == 0
+  engine.submit([1], TWELVE)
+  with pytest.raises(RuntimeError, match="1 requests are being served"):
+    engine.warm_up()
+  run_dry(engine)

@@ -20,11 +20,20 @@ CACHE = CacheConfig(num_pages=23, page_size=5)
 MAX_LEN, REQUESTS, ROWS = 29, 5, 3
 
 
-def _shape(num_tokens, query_tile=7):
+def _shape(num_tokens=19, query_tile=7):
   return PlanShape(
     num_tokens=num_tokens, num_rows=ROWS, max_requests=REQUESTS, pages_per_request=6, cache=CACHE,
     max_model_len=MAX_LEN, query_tile=min(query_tile, num_tokens),
   )  # fmt: skip
+
+
+@functools.cache
+def _compiled(graphdef, config, shape, dtype, attention, unroll):
+  call = functools.partial(
+    step.forward, graphdef=graphdef, config=config, shape=shape, dtype=dtype,
+    attention=attention, unroll=unroll,
+  )  # fmt: skip
+  return jax.jit(call, donate_argnums=1)
 
 
 class Runner:
@@ -32,23 +41,17 @@ class Runner:
 
   def __init__(self, config=CONFIG, dtype=jnp.float32, attention="xla", unroll=False):
     self.config, self.dtype = config, dtype
-    self.options = {"attention": attention, "unroll": unroll}
+    self.options = attention, unroll
     self.params = llama.random_params(config, seed=3)
     self.graphdef, self.leaves = llama.load(config, self.params, dtype)
     self.kv = kv_cache.init_kv(config, CACHE, dtype)
     rng = np.random.default_rng(5)
     self.table = rng.integers(0, config.vocab_size, (REQUESTS, MAX_LEN)).astype(np.int32)
 
-  def forward(self, rows, num_tokens, **changes):
+  def forward(self, rows, num_tokens=19):
     shape = _shape(num_tokens)
-    plan = dataclasses.replace(make_plan(rows, shape), **changes)
-    call = jax.jit(
-      functools.partial(
-        step.forward, graphdef=self.graphdef, config=self.config, shape=shape, dtype=self.dtype,
-        **self.options,
-      ),
-      donate_argnums=1,
-    )  # fmt: skip
+    plan = make_plan(rows, shape)
+    call = _compiled(self.graphdef, self.config, shape, self.dtype, *self.options)
     hidden, self.kv, fields = call(self.leaves, self.kv, self.table, pack_plan(plan))
     return np.asarray(hidden), fields
 
@@ -96,7 +99,7 @@ OTHER = (1, 2, 5, 6, 8, 9)
 @pytest.mark.parametrize("attention", ["xla", "ref"])
 def test_whole_forward_matches_float64(attention, unroll):
   run = Runner(attention=attention, unroll=unroll)
-  hidden, _ = run.forward([_one_row(2, 0, 17, PAGES)], 19)
+  hidden, _ = run.forward([_one_row(2, 0, 17, PAGES)])
   expected = _reference(run.params, CONFIG, run.table[2, :17])
   np.testing.assert_allclose(hidden[0], expected[-1], atol=2e-5)
 
@@ -117,7 +120,7 @@ def test_chunked_equals_whole(chunks):
   expected = _reference(run.params, CONFIG, run.table[2, :17])
   at = 0
   for size in chunks:
-    hidden, _ = run.forward([_one_row(2, at, at + size, PAGES)], 19)
+    hidden, _ = run.forward([_one_row(2, at, at + size, PAGES)])
     at += size
     np.testing.assert_allclose(hidden[0], expected[at - 1], atol=2e-5)
 
@@ -125,16 +128,16 @@ def test_chunked_equals_whole(chunks):
 def test_bfloat16_is_near_float32():
   exact, rounded = Runner(), Runner(dtype=jnp.bfloat16)
   rows = [_one_row(2, 0, 9, PAGES), _one_row(0, 0, 1, OTHER)]
-  a, b = exact.forward(rows, 11)[0], rounded.forward(rows, 11)[0]
+  a, b = exact.forward(rows)[0], rounded.forward(rows)[0]
   np.testing.assert_allclose(a[:2], b[:2], atol=0.1)
   assert rounded.kv.k.dtype == jnp.uint16
 
 
 def test_decodes_beside_a_chunk_match_rows_alone():
   run = Runner()
-  run.forward([_one_row(0, 0, 8, PAGES), _one_row(1, 0, 3, OTHER)], 19)
+  run.forward([_one_row(0, 0, 8, PAGES), _one_row(1, 0, 3, OTHER)])
   rows = [_one_row(0, 8, 9, PAGES), _one_row(1, 3, 12, OTHER), _one_row(4, 0, 2, (17,))]
-  hidden, _ = run.forward(rows, 19)
+  hidden, _ = run.forward(rows)
   for r, (request, length) in enumerate([(0, 9), (1, 12), (4, 2)]):
     expected = _reference(run.params, CONFIG, run.table[request, :length])
     np.testing.assert_allclose(hidden[r], expected[-1], atol=2e-5)
@@ -151,9 +154,9 @@ def test_one_token_bucket_runs_one_row():
 def test_padding_rows_tokens_and_unwritten_slots_have_no_effect():
   rows = [_one_row(2, 0, 6, PAGES)]
   plain, poisoned = Runner(), Runner()
-  expected, _ = plain.forward(rows, 7)
+  expected, _ = plain.forward(rows, 17)
   poisoned.kv = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), poisoned.kv)
-  hidden, _ = poisoned.forward(rows, 19)
+  hidden, _ = poisoned.forward(rows)
   np.testing.assert_allclose(hidden[0], expected[0], atol=1e-6)
   # Only the row's six slots were written.
   written = ~np.isnan(np.asarray(poisoned.kv.k)).any((3, 4)).reshape(3, -1)
@@ -180,6 +183,27 @@ def test_forward_updates_the_cache_in_place_at_any_pool_size():
   assert len(temps) == 1, temps
 
 
+def _sampling_table():
+  zeros = np.zeros(REQUESTS)
+  return SamplingTable(
+    temperature=zeros.astype(np.float32),
+    top_k=zeros.astype(np.int32),
+    top_p=(zeros + 1).astype(np.float32),
+    min_p=zeros.astype(np.float32),
+    seed=zeros.astype(np.uint32),
+  )
+
+
+def test_sample_updates_the_token_table_in_place():
+  run = Runner()
+  call = functools.partial(step.sample, graphdef=run.graphdef, rows=2)
+  hidden, fields = np.zeros((ROWS, CONFIG.hidden_size), np.float32), np.zeros((3, ROWS), np.int32)
+  lowered = jax.jit(call, donate_argnums=2).lower(
+    run.leaves, hidden, run.table, _sampling_table(), fields
+  )
+  assert lowered.compile().memory_analysis().alias_size_in_bytes >= run.table.nbytes
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_sample_writes_greedy_tokens_of_sampling_rows_only(tied):
   run = Runner(dataclasses.replace(CONFIG, tie_word_embeddings=tied))
@@ -188,13 +212,8 @@ def test_sample_writes_greedy_tokens_of_sampling_rows_only(tied):
     Row(4, 0, OTHER, request=0, sample=False),
     Row(3, 0, (17,), request=4),
   ]
-  hidden, fields = run.forward(rows, 19)
-  zeros = np.zeros(REQUESTS)
-  table = SamplingTable(
-    temperature=zeros.astype(np.float32), top_k=zeros.astype(np.int32),
-    top_p=(zeros + 1).astype(np.float32), min_p=zeros.astype(np.float32),
-    seed=zeros.astype(np.uint32),
-  )  # fmt: skip
+  hidden, fields = run.forward(rows)
+  table = _sampling_table()
   call = functools.partial(step.sample, graphdef=run.graphdef, rows=2)
   after, output = jax.jit(call)(run.leaves, hidden, run.table, table, fields)
   logits = hidden[:2] @ run.params["embed" if tied else "lm_head"].T

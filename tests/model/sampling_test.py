@@ -82,6 +82,14 @@ def test_the_support_is_exactly_the_oracles(given):
     np.testing.assert_array_equal(kept, np.flatnonzero(_oracle(logits, **given)))
 
 
+@pytest.mark.parametrize("given", [{"top_k": 9000}, {"top_k": 50}, {"top_p": 0.999}], ids=str)
+def test_thresholds_outside_the_best_groups_are_found_too(given):
+  logits = np.random.default_rng(8).standard_normal(20011).astype(np.float32)
+  kept = _kept(logits, **given)
+  np.testing.assert_allclose(len(kept), np.count_nonzero(_oracle(logits, **given)), rtol=1e-3)
+  np.testing.assert_array_equal(np.sort(np.argsort(-logits)[: len(kept)]), kept)
+
+
 def _kept(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
   if top_k == 1 or top_p == 0:
     return [int(SAMPLE(logits[None], _options(1, top_k=top_k, top_p=top_p)).tokens[0])]

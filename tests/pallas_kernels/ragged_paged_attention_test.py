@@ -43,7 +43,7 @@ class Case:
 
   def __init__(self, batch, dtype, kv_heads, group, *, dim=6, page_size=PAGE_SIZE, pages=NUM_PAGES):
     rng = np.random.default_rng(7)
-    free = rng.permutation(pages)
+    free = 1 + rng.permutation(pages - 1)
     self.rows, self.table = [], np.zeros((NUM_ROWS, PAGES_PER_ROW), np.int32)
     pool = np.full((2, pages, page_size, kv_heads, dim), np.nan)
     for r, (tokens, context) in enumerate(batch):
@@ -96,7 +96,7 @@ def test_ragged_batches_match_the_oracle(batch, dtype, implementation):
 
 
 @pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
-@pytest.mark.parametrize("kv_heads, group", [(1, 1), (2, 2), (3, 3), (1, 4), (2, 1)])
+@pytest.mark.parametrize("kv_heads, group", [(1, 1), (2, 2), (1, 4)])
 def test_head_groups_match_the_oracle(kv_heads, group, implementation):
   case = Case(BATCHES["mixed"], "float32", kv_heads, group)
   out = case.run(implementation, query_tile=11)
@@ -113,24 +113,27 @@ def test_contexts_of_several_tiles_match_the_oracle(dtype):
 
 
 @pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
-@pytest.mark.parametrize("query_tile", [1, 2, 19])
+@pytest.mark.parametrize("query_tile", [1, 19])
 def test_result_does_not_depend_on_the_query_tile(query_tile, implementation):
-  case = Case(BATCHES["mixed"], "float32", 2, 2)
+  case = Case(BATCHES["mixed"], "float32", 2, 3)
   np.testing.assert_allclose(case.run(implementation, query_tile), case.oracle(), atol=2e-6)
 
 
 @pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
 def test_first_page_shifts_every_page(implementation):
-  case = Case(BATCHES["mixed"], "float32", 1, 2)
-  expected = case.run(implementation, 5)
-  case.pool = np.concatenate([np.full_like(case.pool, np.nan), case.pool], axis=1)
-  np.testing.assert_array_equal(case.run(implementation, 5, first_page=NUM_PAGES), expected)
+  case = Case(BATCHES["mixed"], "float32", 2, 3)
+  expected = case.run(implementation, 7)
+  # The first page that is in use becomes page 0 of the tables.
+  shift = min(min(row.pages) for row in case.rows)
+  assert shift > 0
+  case.table = np.maximum(case.table - shift, 0)
+  np.testing.assert_array_equal(case.run(implementation, 7, first_page=shift), expected)
 
 
 @pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
 def test_rows_without_work_are_zero(implementation):
-  case = Case(BATCHES["mixed"], "float32", 1, 1)
-  assert not case.run(implementation, 5)[case.num_tokens :].any()
+  case = Case(BATCHES["mixed"], "float32", 2, 3)
+  assert not case.run(implementation, 7)[case.num_tokens :].any()
 
 
 def test_ref_computes_in_float64():
@@ -144,7 +147,7 @@ def test_unsupported_raises_with_the_reason():
   case = Case(BATCHES["one_decode"], "float32", 1, 1)
   with pytest.raises(NotImplementedError, match="no implementation 'cuda'"):
     case.run("cuda", 1)
-  case.pool = case.pool.astype(np.int8)
+  case.pool = np.zeros_like(case.pool, np.int8)
   with pytest.raises(NotImplementedError, match="pages of int8"):
     case.run("xla", 1)
 
