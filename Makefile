@@ -10,7 +10,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-ARGS ?=
+ARGS ?= --budget 1536
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
