@@ -89,6 +89,15 @@ class EngineConfig:
     return self.token_buckets or token_buckets(self.scheduler.max_budget)
 
   @property
+  def layouts(self) -> tuple[int, ...]:
+    """Token counts that `lay_out` is compiled for; plans are cut to their bucket on the host.
+
+    Steps of decodes alone get a small one, since their layout is on the critical path.
+    """
+    small = [bucket for bucket in self.buckets if bucket <= _DOUBLING_UNTIL]
+    return tuple(sorted({small[-1] if small else self.buckets[0], self.buckets[-1]}))
+
+  @property
   def rows(self) -> tuple[int, ...]:
     """Row buckets of the head, rising."""
     return row_buckets(self.scheduler.max_num_seqs)

@@ -24,7 +24,7 @@ from jaxserve.engine.request import (
   completion,
 )
 from jaxserve.pytree import scalar
-from jaxserve.types import Decision, SamplingTable, SchedulerParams, StepOutput
+from jaxserve.types import Decision, SamplingTable, SchedulerParams, StepOutput, cut_plan
 
 _MAX_SEED = 2**32
 
@@ -317,8 +317,10 @@ class Engine:
 
   def _plan(self, decision: Decision, bucket: int) -> jax.Array:
     """The packed plan of a decision, on the model's device."""
-    packed = self._table["lay_out", bucket](self._state, decision)
-    return jax.device_put(packed, self._devices.model)
+    tokens = bucket_for(bucket, self.config.layouts)
+    packed = np.asarray(self._table["lay_out", tokens](self._state, decision))
+    shapes = self.config.plan_shape(tokens), self.config.plan_shape(bucket)
+    return jax.device_put(cut_plan(packed, *shapes), self._devices.model)
 
   def _run_model(
     self, plan: jax.Array, bucket: int, num_rows: int, any_samples: bool

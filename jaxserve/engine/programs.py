@@ -1,6 +1,6 @@
 """The functions an engine compiles, with the shapes they are compiled for.
 
-Scheduler (on its own CPU device): submit, abort, schedule, commit, and lay_out per token bucket.
+Scheduler, on its own CPU device: submit, abort, schedule, commit; lay_out for a few token counts.
 Model: upload (a prompt and its sampling options), forward per token bucket, sample per row bucket.
 """
 
@@ -109,9 +109,9 @@ def scheduler_programs(config: EngineConfig, devices: Devices) -> Iterator[Progr
   yield Program(key=("abort",), fn=sched.abort, args=(state, mask), donate=(0,))
   arguments = (state, number, number, number, flag)
   yield Program(key=("submit",), fn=submit, args=arguments, donate=(0,))
-  for bucket in config.buckets:
-    fn = functools.partial(_lay_out_packed, shape=config.plan_shape(bucket))
-    yield Program(key=("lay_out", bucket), fn=fn, args=(state, decision))
+  for tokens in config.layouts:
+    fn = functools.partial(_lay_out_packed, shape=config.plan_shape(tokens))
+    yield Program(key=("lay_out", tokens), fn=fn, args=(state, decision))
 
 
 def model_programs(

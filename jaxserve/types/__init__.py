@@ -8,11 +8,11 @@ Padding is positive and out of range (Q for a request, R for a row, N * S + t fo
 which JAX would wrap, and never a huge id, which would overflow when multiplied.
 """
 
-from jaxserve.types.plan import StepPlan, pack_plan, unpack_plan
+from jaxserve.types.plan import StepPlan, cut_plan, pack_plan, unpack_plan
 from jaxserve.types.sampling import SamplingTable, StepOutput
 from jaxserve.types.state import Decision, PagePool, SchedulerParams, SchedulerState, Status
 
 __all__ = [
   "Decision", "PagePool", "SamplingTable", "SchedulerParams", "SchedulerState", "Status",
-  "StepOutput", "StepPlan", "pack_plan", "unpack_plan",
+  "StepOutput", "StepPlan", "cut_plan", "pack_plan", "unpack_plan",
 ]  # fmt: skip

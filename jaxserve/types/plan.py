@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxserve.config import PlanShape
 from jaxserve.pytree import pytree_dataclass
@@ -90,3 +91,26 @@ def unpack_plan(packed: jax.Array, shape: PlanShape) -> StepPlan:
     fields[name] = packed[at : at + size].reshape(dims)
     at += size
   return StepPlan(**fields)
+
+
+def cut_plan(packed: np.ndarray, laid_out: PlanShape, shape: PlanShape) -> np.ndarray:
+  """A packed plan of a larger bucket as the plan of a smaller one that holds its tokens.
+
+  Every field of the smaller plan is a prefix of the larger one's, padding included, as long as the
+  tokens fit; so few token counts need a compiled `lay_out`.
+
+  Args:
+    packed: i32[packed_size(laid_out)], on the host.
+    laid_out: shape it was laid out for.
+    shape: the same but for a smaller or equal num_tokens.
+
+  Returns:
+    i32[packed_size(shape)], a new array.
+
+  Cost: one copy of the result.
+  """
+  parts, at, wanted = [], 0, plan_field_shapes(shape)
+  for name, dims in plan_field_shapes(laid_out).items():
+    parts.append(packed[at : at + math.prod(wanted[name])])
+    at += math.prod(dims)
+  return np.concatenate(parts)

@@ -6,7 +6,7 @@ import pytest
 
 from jaxserve import sched
 from jaxserve.config import PlanShape
-from jaxserve.types import pack_plan, unpack_plan
+from jaxserve.types import cut_plan, pack_plan, unpack_plan
 from jaxserve.types.plan import packed_size
 from tests.sched.life_test import random_life
 from tests.testing.scheduling import host, small_config
@@ -94,3 +94,16 @@ def test_work_capacity_covers_the_worst_case():
         counts = [1 + extra // rows + (i < extra % rows) for i in range(rows)]
         worst = max(worst, sum(-(-c // shape.query_tile) for c in counts))
     assert worst <= shape.num_work_items
+
+
+@pytest.mark.parametrize("bucket, tile", [(11, 5), (11, 512), (7, 512), (16, 5)])
+def test_a_plan_cut_to_its_bucket_is_the_plan_laid_out_for_it(bucket, tile):
+  small = PlanShape.of(CONFIG, num_tokens=bucket, query_tile=tile)
+  lay_out = jax.jit(lambda s, d: pack_plan(sched.lay_out(s, d, small)))
+  seen = 0
+  for large, state, decision, plan in plans(17, tile):
+    if decision.num_tokens <= bucket:
+      cut = cut_plan(np.asarray(pack_plan(plan)), large, small)
+      np.testing.assert_array_equal(cut, lay_out(state, decision))
+      seen += 1
+  assert seen > 10
