@@ -1,4 +1,4 @@
-"""The real default model through the whole engine, in float32."""
+"""The real default model through the whole engine, in float32 and in bfloat16."""
 
 import dataclasses
 import json
@@ -30,18 +30,22 @@ def checkpoint(tmp_path_factory):
   return source.load_checkpoint("smollm2-135m", tmp_path_factory.mktemp("cache"), "float32")
 
 
-@pytest.fixture(scope="module")
-def engine(checkpoint):
+def build(checkpoint, dtype):
   scheduler = SchedulerConfig(
     cache=CacheConfig(num_pages=64, page_size=64), max_num_seqs=8, max_requests=8,
     max_budget=LIMIT, max_model_len=LIMIT,
   )  # fmt: skip
   config = EngineConfig(
-    model=checkpoint.config, scheduler=scheduler, dtype="float32",
-    token_buckets=(8, 64, 256, 1536, LIMIT), eos_token_ids=checkpoint.eos_token_ids,
+    model=checkpoint.config, scheduler=scheduler, dtype=dtype,
+    token_buckets=(1, 8, 64, 256, 1536, LIMIT), eos_token_ids=checkpoint.eos_token_ids,
   )  # fmt: skip
-  graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype("float32"))
-  engine = Engine.build(config, graphdef, leaves)
+  graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(dtype))
+  return Engine.build(config, graphdef, leaves)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint):
+  engine = build(checkpoint, "float32")
   yield engine
   engine.close()
 
@@ -87,6 +91,28 @@ def test_tokens_equal_a_plain_uncached_forward(checkpoint, prompts, unchunked, n
   tokens = [*prompt, *reply[:-1]]
   logits = plain_logits(checkpoint.params, checkpoint.config, tokens, np.float32, last=len(reply))
   assert tuple(logits.argmax(-1).tolist()) == reply
+
+
+def events_of(engine, groups, **params):
+  """Everything the engine says of each prompt, the prompts of a group at once."""
+  engine.set_params(sched.make_params(engine.config.scheduler, **params))
+  said = {}
+  for group in groups:
+    ids = {engine.submit(p, SamplingParams(max_tokens=12)): tuple(p) for p in group}
+    while step := engine.step():
+      for event in step.outputs:
+        said.setdefault(ids[event.request_id], []).append((event.token, event.top_logits))
+  return said
+
+
+def test_bfloat16_logits_do_not_depend_on_chunks_batch_or_bucket(checkpoint, prompts):
+  """Bit by bit: alone and whole, or together in chunks that end anywhere, decodes in between."""
+  engine = build(checkpoint, "bfloat16")
+  alone = events_of(engine, [[p] for p in prompts], budget=LIMIT, chunked_prefill=False)
+  for budget in (1536, 97, 33):
+    assert events_of(engine, [prompts], budget=budget) == alone, budget
+  assert engine.retraces == 0
+  engine.close()
 
 
 def test_replies_are_english(tokenizer, unchunked):

@@ -22,6 +22,9 @@ Attend = Callable[
   [jax.Array | int, jax.Array, jax.Array, jax.Array, KVCache], tuple[jax.Array, KVCache]
 ]
 
+# Rows that a sum over the last axis is done for at least; see `rms_norm`.
+_FEWEST_ROWS = 8
+
 NORMS = ("input_norm", "post_norm", "norm")
 
 
@@ -177,9 +180,16 @@ def apply_rope(x: jax.Array, table: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
-  """x / sqrt(mean(x**2) + eps) * gain over the last axis of x [T, Dm], in float32."""
-  mean = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-  return x * jax.lax.rsqrt(mean + eps) * gain[None]
+  """x / sqrt(mean(x**2) + eps) * gain over the last axis of x [T, Dm], in float32.
+
+  A row's result does not depend on how many others there are, bit by bit: XLA:CPU sums fewer than
+  8 rows in another order than more, and its reciprocal square root depends on the vector length,
+  while root and quotient are exactly rounded.
+  """
+  padded = jnp.concatenate([x, jnp.zeros((max(_FEWEST_ROWS - x.shape[0], 0), x.shape[1]))])
+  mean = jnp.mean(jnp.square(jax.lax.optimization_barrier(padded)), axis=-1, keepdims=True)
+  root = jax.lax.optimization_barrier(jnp.sqrt(mean + eps))[: x.shape[0]]
+  return x / root * gain[None]
 
 
 def run_layers(

@@ -38,7 +38,8 @@ def lay_out(state: SchedulerState, decision: Decision, shape: PlanShape) -> Step
   column = jnp.arange(shape.pages_per_request, dtype=jnp.int32)
   tables = jnp.where(column[None, :] < pages[:, None], rows(state.block_tables), 0)
   token_rows, positions, slots = _tokens(decision, query_start_loc, start, tables, shape)
-  num_work, work = _work_items(tokens, start, query_start_loc, shape)
+  is_decode = (tokens == 1) & (start >= rows(state.num_prompt))
+  num_work, work = _work_items(tokens, start, is_decode, query_start_loc, shape)
   return StepPlan(
     num_tokens=decision.num_tokens,
     num_rows=decision.num_scheduled,
@@ -74,31 +75,31 @@ def _tokens(
 
 
 def _work_items(
-  tokens: jax.Array, start: jax.Array, query_start_loc: jax.Array, shape: PlanShape
-) -> tuple[jax.Array, jax.Array]:
-  """The attention work list: rows with one query first, then the tiles of the longer ones."""
+  tokens: jax.Array, start: jax.Array, is_decode: jax.Array, query_start_loc: jax.Array,
+  shape: PlanShape,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+  """The attention work list: decodes first, then the tiles of the chunks."""
   tile, capacity = shape.query_tile, shape.num_work_items
-  single = tokens == 1
-  tiles = jnp.where(tokens > 1, -(-tokens // tile), 0)
-  num_single = jnp.sum(single, dtype=jnp.int32)
-  tile_ends = num_single + jnp.cumsum(tiles, dtype=jnp.int32)
+  tiles = jnp.where(is_decode, 0, -(-tokens // tile))
+  num_decodes = jnp.sum(is_decode, dtype=jnp.int32)
+  tile_ends = num_decodes + jnp.cumsum(tiles, dtype=jnp.int32)
   lane = jnp.arange(tokens.shape[0], dtype=jnp.int32)
   item = jnp.arange(capacity, dtype=jnp.int32)
 
-  place = jnp.where(single, jnp.cumsum(single, dtype=jnp.int32) - 1, capacity + lane)
-  single_rows = jnp.zeros(capacity, jnp.int32)
-  single_rows = single_rows.at[place].set(lane, mode="drop", unique_indices=True)
+  place = jnp.where(is_decode, jnp.cumsum(is_decode, dtype=jnp.int32) - 1, capacity + lane)
+  decode_rows = jnp.zeros(capacity, jnp.int32)
+  decode_rows = decode_rows.at[place].set(lane, mode="drop", unique_indices=True)
   tile_rows = jnp.searchsorted(tile_ends, item, side="right").astype(jnp.int32)
-  row = jnp.where(item < num_single, single_rows, tile_rows)
+  row = jnp.where(item < num_decodes, decode_rows, tile_rows)
 
   def of_row(field: jax.Array) -> jax.Array:
     return field.at[row].get(mode="fill", fill_value=0)
 
-  index = jnp.where(item < num_single, 0, item - of_row(tile_ends - tiles))
+  index = jnp.where(item < num_decodes, 0, item - of_row(tile_ends - tiles))
   offset = index * tile
   columns = jnp.stack(
     [row, of_row(query_start_loc[:-1]) + offset,
      jnp.minimum(of_row(tokens) - offset, tile), of_row(start) + offset], axis=-1
   )  # fmt: skip
   work = jnp.where((item < tile_ends[-1])[:, None], columns, 0)
-  return jnp.stack([num_single, tile_ends[-1]]), work
+  return jnp.stack([num_decodes, tile_ends[-1]]), work

@@ -31,7 +31,9 @@ class StepPlan:
   positions: i32[T], position of each token in its request, from 0; padding 0.
   slot_mapping: i32[T], page * S + offset where its KV is written; padding N * S + t: distinct and
     out of range, for mode='drop' with unique_indices=True.
-  num_work: i32[2], how many work items have one query (they come first), and how many there are.
+  num_work: i32[2], how many work items are decodes, which have one query and come first, and how
+    many items there are. A generated token always is a decode, a prompt token never, however its
+    prompt is cut: so the arithmetic of a position does not depend on the chunk it came in.
   work: i32[W, 4], attention work items (row, first query in T, number of queries, position of the
     first query). Query i of an item has position first + i and sees the keys of its row at
     positions 0..first + i, those written by this very step included. Padding 0.

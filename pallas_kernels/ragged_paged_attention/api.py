@@ -43,7 +43,7 @@ def ragged_paged_attention(
     block_tables: i32[R, M], page ids of each row in order of position; any valid id past its end.
     work: i32[W, 4], work items (row, first query, number of queries, position of the first query);
       no two items share a query.
-    num_work: i32[2]; items [0, num_work[0]) have one query, items up to num_work[1] have at most
+    num_work: i32[2]; items [0, num_work[0]) are decodes, items up to num_work[1] have at most
       `query_tile`, the rest is padding.
     query_tile: static, most queries of one item; at most T.
     first_page: added to every page id, so that all layers can share one pool of pages.

@@ -1,8 +1,8 @@
 """Ragged paged attention in plain XLA: the CPU backend and the fallback everywhere else.
 
 Two loops over the work list, both with dynamic trip counts, so the cost follows the tokens that are
-really cached. Items of one query (decodes) take all heads in one product per 256 keys, with the
-queries laid out block-diagonally. Items of many queries (chunks) take each KV head on its own in
+really cached. Decodes, of one query, take all heads in one product per 256 keys, with the
+queries laid out block-diagonally. Chunks, of up to `query_tile` queries, take each KV head alone in
 tiles of `query_tile` x 512 with an online softmax; tiles that every query sees skip the mask.
 
 On XLA:CPU a product of two bfloat16 matrices with a float32 result is the only one that reaches the
@@ -61,8 +61,7 @@ def ragged_paged_attention(
     return _chunk_item(scaled, read, work[i], k_pages.shape, query_tile, out)
 
   out = lax.fori_loop(0, num_work[0], decode, out)
-  if query_tile > 1:
-    out = lax.fori_loop(num_work[0], num_work[1], chunk, out)
+  out = lax.fori_loop(num_work[0], num_work[1], chunk, out)
   return out.reshape(q.shape).astype(q.dtype)
 
 

@@ -50,9 +50,10 @@ def test_plan_equals_walk(bucket, tile):
         assert plan.token_rows[at + i] == row and plan.positions[at + i] == position
         slot = table[position // page_size] * page_size + position % page_size
         assert plan.slot_mapping[at + i] == slot
+      is_decode = count == 1 and start >= state.num_prompt[request]
       for offset in range(0, count, tile):
         size = min(tile, count - offset)
-        work.append((count > 1, row, at + offset, size, start + offset))
+        work.append((not is_decode, row, at + offset, size, start + offset))
       at += count
       seen += 1
     check_padding(shape, decision, plan)

@@ -17,6 +17,7 @@ class Row:
   context: int
   pages: Sequence[int]
   request: int = 0
+  decode: bool | None = None  # None: if it has one token
   sample: bool = True
 
 
@@ -27,7 +28,8 @@ def work_items(rows: Sequence[Row], query_tile: int) -> tuple[list[tuple[int, ..
     for at in range(0, row.tokens, query_tile):
       count = min(query_tile, row.tokens - at)
       item = (r, start + at, count, row.context + at)
-      (single if count == 1 else many).append(item)
+      decode = row.tokens == 1 if row.decode is None else row.decode
+      (single if decode else many).append(item)
     start += row.tokens
   return single + many, len(single)
 
