@@ -7,10 +7,8 @@ JSON document; --record appends it to results/.
 """
 
 import json
-import os
 import pathlib
 import statistics
-import subprocess
 import time
 
 from absl import app, flags, logging
@@ -24,6 +22,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 
+from experiments import provenance  # noqa: E402
 from jaxserve.engine import SamplingParams, startup  # noqa: E402
 
 FLAGS = flags.FLAGS
@@ -31,12 +30,11 @@ _MODEL = flags.DEFINE_string("model", "smollm2-135m", "As for jaxserve.main.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "As for jaxserve.main.")
 _PROMPT = flags.DEFINE_integer("prompt", 4096, "Tokens of the prefill.", lower_bound=2)
 _ROWS = flags.DEFINE_integer("rows", 8, "Rows of the decode steps.", lower_bound=1)
-_CONTEXT = flags.DEFINE_integer("context", 256, "Context of the decode steps.", lower_bound=1)
+_CONTEXT = flags.DEFINE_integer("context", 128, "Context of the decode steps.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds; each measures everything once.", lower_bound=1)
 _CACHE = flags.DEFINE_string("cache_dir", "~/.cache/jaxserve", "As for jaxserve.main.")
 _RECORD = flags.DEFINE_bool("record", False, "Append the result to results/.")
 
-_RESULTS = pathlib.Path(__file__).parent / "results" / "results.jsonl"
 _READ_BYTES = 1 << 29
 
 
@@ -145,12 +143,6 @@ def measure(engine, weight_bytes):
   return {key: round(statistics.median(r[key] for r in rounds), 4) for key in rounds[0]}
 
 
-def commit():
-  command = ["git", "rev-parse", "--short", "HEAD"]
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
-  return done.stdout.strip() or "unknown"
-
-
 def main(_):
   logging.set_verbosity(logging.INFO)
   options = startup.StartOptions(
@@ -167,8 +159,7 @@ def main(_):
   result |= {
     "model": started.checkpoint.name, "dtype": _DTYPE.value, "prompt": _PROMPT.value,
     "rows": _ROWS.value, "context": _CONTEXT.value, "weight_mb": started.weight_bytes / 1e6,
-    "jax": jax.__version__, "cores": os.cpu_count(),
-    "commit": commit(), "date": time.strftime("%Y-%m-%d"),
+
   }  # fmt: skip
   for name, value in result.items():
     print(f"{name:22} {value}")
@@ -176,10 +167,9 @@ def main(_):
     f"\nprefill reaches {result['prefill_fraction']:.0%} of plain products (bar: 25%); a decode "
     f"step reads the weights at {result['decode_fraction']:.0%} of the bandwidth (bar: 30%)"
   )
+  result |= provenance.collect()
   if _RECORD.value:
-    _RESULTS.parent.mkdir(exist_ok=True)
-    with _RESULTS.open("a") as file:
-      file.write(json.dumps(result) + "\n")
+    provenance.append(__file__, result)
   print(json.dumps(result))
 
 

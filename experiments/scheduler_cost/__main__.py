@@ -1,19 +1,24 @@
 """What one scheduling step costs on the host: `python -m experiments.scheduler_cost`.
 
-256 running requests of 128 pages each by default, all decoding. Times `schedule` + `commit`, each
-compiled once and called with donated state, as the engine does. Prints a table, then one JSON line.
+256 running requests of 128 pages each by default, all decoding. Times `schedule` and `commit`, each
+compiled once and called with donated state: on packed records, as the engine calls them, and on the
+plain records of a script. Prints a table, then one JSON line; --record appends it to results/.
 """
 
+import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from absl import app, flags
 
+from experiments import provenance
 from jaxserve import sched
 from jaxserve.config import CacheConfig, PlanShape, SchedulerConfig
+from jaxserve.sched import packing
 
 FLAGS = flags.FLAGS
 _REQUESTS = flags.DEFINE_integer("requests", 256, "Running requests.", lower_bound=1)
@@ -21,6 +26,7 @@ _PAGES = flags.DEFINE_integer("pages", 128, "Pages a request may hold.", lower_b
 _QUEUE = flags.DEFINE_integer("queue", 256, "Slots of the waiting queue.", lower_bound=0)
 _STEPS = flags.DEFINE_integer("steps", 400, "Timed steps.", lower_bound=10)
 _ORDERING = flags.DEFINE_enum("ordering", "fcfs", ["fcfs", "priority"], "Order of service.")
+_RECORD = flags.DEFINE_bool("record", False, "Append the result to results/.")
 
 
 def make_config() -> SchedulerConfig:
@@ -36,49 +42,84 @@ def make_config() -> SchedulerConfig:
   )
 
 
-def decoding_state(config, schedule, commit, params):
-  """Every seat taken by a request half way through its context."""
-  state, submit = sched.init(config), jax.jit(sched.submit, donate_argnums=0)
+@dataclasses.dataclass(frozen=True)
+class Calls:
+  """Compiled functions on one form of the records."""
+
+  init: Callable
+  submit: Callable
+  schedule: Callable
+  commit: Callable
+  params: object
+
+
+def plain_calls(config):
+  return Calls(
+    init=lambda: sched.init(config),
+    submit=jax.jit(sched.submit, donate_argnums=0),
+    schedule=jax.jit(lambda s, p: sched.schedule(s, p, config), donate_argnums=0),
+    commit=jax.jit(sched.commit, donate_argnums=0),
+    params=jax.device_put(sched.make_params(config)),
+  )
+
+
+def packed_calls(config):
+  return Calls(
+    init=lambda: packing.pack_state(sched.init(config)),
+    submit=jax.jit(packing.on_packed(sched.submit, config), donate_argnums=0),
+    schedule=jax.jit(lambda s, p: packing.schedule(s, p, config), donate_argnums=0),
+    commit=jax.jit(lambda s, d, m: packing.commit(s, d, m, config), donate_argnums=0),
+    params=jax.device_put(packing.pack_params(sched.make_params(config))),
+  )
+
+
+def timed(fn, *args):
+  start = time.perf_counter()
+  out = jax.block_until_ready(fn(*args))
+  return out, time.perf_counter() - start
+
+
+def measure(calls, config, steps):
+  """Medians in microseconds of schedule, commit and both, once every request decodes."""
+  state, none = calls.init(), np.zeros(config.max_requests, bool)
   half = config.max_model_len // 2
   for _ in range(config.max_num_seqs):
-    state, _ = submit(state, np.int32(half), np.int32(config.max_model_len))
-  none = np.zeros(config.max_requests, bool)
-  while True:
-    state, decision = schedule(state, params)
-    state, _ = commit(state, decision, none)
-    if int(decision.num_tokens) == config.max_num_seqs:
-      return state, none
+    state, _ = calls.submit(state, np.int32(half), np.int32(config.max_model_len))
+  prefill_steps = -(-config.max_num_seqs * half // config.max_budget) + 2
+  times = []
+  for number in range(prefill_steps + steps):
+    (state, decision), schedule_s = timed(calls.schedule, state, calls.params)
+    (state, _), commit_s = timed(calls.commit, state, decision, none)
+    if number >= prefill_steps:
+      times.append((schedule_s, commit_s, schedule_s + commit_s))
+  return [round(1e6 * statistics.median(column), 1) for column in zip(*times, strict=True)]
 
 
-def median_us(times):
-  return statistics.median(times) * 1e6
+def measure_lay_out(config, steps):
+  calls = plain_calls(config)
+  state, _ = calls.submit(calls.init(), np.int32(1), np.int32(9))
+  state, decision = calls.schedule(state, calls.params)
+  shape = PlanShape.of(config, num_tokens=config.max_num_seqs)
+  lay_out = jax.jit(lambda s, d: sched.lay_out(s, d, shape))
+  times = [timed(lay_out, state, decision)[1] for _ in range(steps)]
+  return round(1e6 * statistics.median(times), 1)
 
 
 def main(_):
-  config = make_config()
-  params = jax.device_put(sched.make_params(config))
-  schedule = jax.jit(lambda s, p: sched.schedule(s, p, config), donate_argnums=0)
-  commit = jax.jit(sched.commit, donate_argnums=0)
-  shape = PlanShape.of(config, num_tokens=config.max_num_seqs)
-  lay_out = jax.jit(lambda s, d: sched.lay_out(s, d, shape))
-  state, none = decoding_state(config, schedule, commit, params)
-  times = {"schedule": [], "commit": [], "schedule+commit": [], "lay_out": []}
-  for _ in range(_STEPS.value):
-    t0 = time.perf_counter()
-    state, decision = jax.block_until_ready(schedule(state, params))
-    t1 = time.perf_counter()
-    jax.block_until_ready(lay_out(state, decision))
-    t2 = time.perf_counter()
-    state, finished = jax.block_until_ready(commit(state, decision, none))
-    t3 = time.perf_counter()
-    times["schedule"].append(t1 - t0)
-    times["lay_out"].append(t2 - t1)
-    times["commit"].append(t3 - t2)
-    times["schedule+commit"].append(t1 - t0 + t3 - t2)
-  result = {f"{name}_us": round(median_us(v), 1) for name, v in times.items()}
-  result |= {"requests": _REQUESTS.value, "pages": _PAGES.value, "jax": jax.__version__}
-  for name, value in result.items():
-    print(f"{name:20} {value}")
+  config, result = make_config(), {}
+  for name, calls in (("packed", packed_calls(config)), ("plain", plain_calls(config))):
+    values = measure(calls, config, _STEPS.value)
+    parts = ("schedule", "commit", "schedule+commit")
+    result |= {f"{name}_{p}_us": v for p, v in zip(parts, values, strict=True)}
+  result |= {
+    "lay_out_us": measure_lay_out(config, _STEPS.value), "requests": _REQUESTS.value,
+    "pages": _PAGES.value, "ordering": _ORDERING.value,
+  }  # fmt: skip
+  for key, value in result.items():
+    print(f"{key:26} {value}")
+  result |= provenance.collect()
+  if _RECORD.value:
+    provenance.append(__file__, result)
   print(json.dumps(result))
 
 

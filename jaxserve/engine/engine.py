@@ -23,7 +23,8 @@ from jaxserve.engine.request import (
   check_token_ids,
   completion,
 )
-from jaxserve.pytree import scalar
+from jaxserve.pytree import scalar, unpack
+from jaxserve.sched import packing
 from jaxserve.types import Decision, SamplingTable, SchedulerParams, StepOutput, cut_plan
 
 _MAX_SEED = 2**32
@@ -40,7 +41,7 @@ class _InFlight:
   step: int
   bucket: int
   budget: int
-  decision: Decision
+  decision: jax.Array  # packed
   requests: tuple[Request, ...]  # by row
   scheduled: tuple[Scheduled, ...]
   admitted: tuple[int, ...]
@@ -67,8 +68,9 @@ class Engine:
     self._leaves, self._table, self._devices = leaves, table, where
     self._rng = np.random.default_rng(seed)
     self._model = programs.empty_model_state(config)
-    self._state = jax.device_put(sched.init(config.scheduler), where.scheduler)
-    self._params = self._placed_params = params
+    state = packing.pack_state(sched.init(config.scheduler))
+    self._state = jax.device_put(state, where.scheduler)
+    self._decision_like = packing.decision_like(config.scheduler)
     self.set_params(params)
     self._requests: dict[int, Request] = {}  # by slot
     self._slots: dict[int, int] = {}  # request id -> slot
@@ -139,12 +141,13 @@ class Engine:
   @property
   def num_free_pages(self) -> int:
     """Pages that nobody holds."""
-    return int(self._state.pool.num_free)
+    numbers = np.asarray(self._state.numbers)
+    return int(packing.small_fields(numbers, self.config.scheduler).pool.num_free)
 
   def set_params(self, params: SchedulerParams) -> None:
     """Changes budget, seats or threshold from the next scheduled step on; nothing recompiles."""
     self._params = params
-    self._placed_params = jax.device_put(params, self._devices.scheduler)
+    self._placed_params = jax.device_put(packing.pack_params(params), self._devices.scheduler)
 
   def submit(
     self, prompt: Sequence[int], sampling: SamplingParams | None = None, *, priority: int = 0
@@ -285,24 +288,24 @@ class Engine:
   def _dispatch(self) -> bool:
     """Schedules one step and hands it to the device; False if there was nothing to compute."""
     budget = int(self._params.budget)
-    self._state, decision = self._table["schedule",](self._state, self._placed_params)
+    self._state, packed = self._table["schedule",](self._state, self._placed_params)
+    decision = unpack(np.asarray(packed), self._decision_like)
     num_tokens, num_rows = int(decision.num_tokens), int(decision.num_scheduled)
     preempted = self._unreported + self._ids(decision.preempted)
     self._unreported = preempted if num_tokens == 0 else ()
     if num_tokens == 0:
       return False
     bucket = bucket_for(num_tokens, self.config.buckets)
-    plan = self._plan(decision, bucket)
+    plan = self._plan(packed, bucket)
     dispatched_s = clock.now()
-    any_samples = bool(np.asarray(decision.samples).any())
-    done, output = self._run_model(plan, bucket, num_rows, any_samples)
-    requests = tuple(self._requests[int(q)] for q in np.asarray(decision.order)[:num_rows])
+    done, output = self._run_model(plan, bucket, num_rows, bool(decision.samples.any()))
+    requests = tuple(self._requests[slot] for slot in decision.order[:num_rows].tolist())
     self._in_flight.append(
       _InFlight(
         step=self._num_steps,
         bucket=bucket,
         budget=budget,
-        decision=decision,
+        decision=packed,
         requests=requests,
         scheduled=_scheduled(decision, requests),
         admitted=self._ids(decision.admitted),
@@ -315,8 +318,8 @@ class Engine:
     self._num_steps += 1
     return True
 
-  def _plan(self, decision: Decision, bucket: int) -> jax.Array:
-    """The packed plan of a decision, on the model's device."""
+  def _plan(self, decision: jax.Array, bucket: int) -> jax.Array:
+    """The packed plan of a packed decision, on the model's device."""
     tokens = bucket_for(bucket, self.config.layouts)
     packed = np.asarray(self._table["lay_out", tokens](self._state, decision))
     shapes = self.config.plan_shape(tokens), self.config.plan_shape(bucket)
@@ -407,8 +410,7 @@ class Engine:
 
 
 def _scheduled(decision: Decision, requests: Sequence[Request]) -> tuple[Scheduled, ...]:
-  tokens, start = np.asarray(decision.tokens), np.asarray(decision.start)
-  samples = np.asarray(decision.samples)
+  tokens, start, samples = decision.tokens, decision.start, decision.samples
   return tuple(
     Scheduled(
       request_id=request.id,

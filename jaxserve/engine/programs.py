@@ -16,11 +16,14 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from jaxserve import sched
+from jaxserve.config import PlanShape, SchedulerConfig
 from jaxserve.engine.config import EngineConfig
 from jaxserve.engine.devices import Devices
 from jaxserve.engine.executables import Key
 from jaxserve.model import step as model_step
 from jaxserve.model.kv_cache import KVCache, init_kv
+from jaxserve.pytree import unpack
+from jaxserve.sched import packing
 from jaxserve.types import SamplingTable, pack_plan
 from jaxserve.types.plan import packed_size
 
@@ -77,8 +80,15 @@ def upload(
   return token_table.at[slot].set(prompt), table
 
 
-def _lay_out_packed(state: Any, decision: Any, *, shape: Any) -> jax.Array:
-  return pack_plan(sched.lay_out(state, decision, shape))
+def _submit(state: Any, num_prompt: Any, max_total: Any, priority: Any, await_host: Any) -> Any:
+  return sched.submit(state, num_prompt, max_total, priority=priority, await_host=await_host)
+
+
+def _lay_out(
+  state: packing.PackedState, decision: jax.Array, *, shape: PlanShape, config: SchedulerConfig
+) -> jax.Array:
+  unpacked = unpack(decision, packing.decision_like(config))
+  return pack_plan(sched.lay_out(packing.unpack_state(state, config), unpacked, shape))
 
 
 def _abstract(tree: Any, device: jax.Device) -> Any:
@@ -89,29 +99,25 @@ def _abstract(tree: Any, device: jax.Device) -> Any:
 
 
 def scheduler_programs(config: EngineConfig, devices: Devices) -> Iterator[Program]:
-  """What runs on the scheduler's device."""
+  """What runs on the scheduler's device, on packed records."""
   shapes = config.scheduler
   here = functools.partial(_abstract, device=devices.scheduler)
-  state = here(jax.eval_shape(lambda: sched.init(shapes)))
-  params = here(sched.make_params(shapes))
+  state = here(jax.eval_shape(lambda: packing.pack_state(sched.init(shapes))))
+  params = here(packing.pack_params(sched.make_params(shapes)))
   mask = here(np.zeros(shapes.max_requests, bool))
   number, flag = here(np.int32(0)), here(np.bool_(False))
-
-  def schedule(state: Any, params: Any) -> Any:
-    return sched.schedule(state, params, shapes)
-
-  def submit(state: Any, num_prompt: Any, max_total: Any, priority: Any, await_host: Any) -> Any:
-    return sched.submit(state, num_prompt, max_total, priority=priority, await_host=await_host)
-
+  schedule = functools.partial(packing.schedule, config=shapes)
+  commit = functools.partial(packing.commit, config=shapes)
+  abort, submit = (packing.on_packed(fn, shapes) for fn in (sched.abort, _submit))
   decision = here(jax.eval_shape(schedule, state, params)[1])
   yield Program(key=("schedule",), fn=schedule, args=(state, params), donate=(0,))
-  yield Program(key=("commit",), fn=sched.commit, args=(state, decision, mask), donate=(0,))
-  yield Program(key=("abort",), fn=sched.abort, args=(state, mask), donate=(0,))
+  yield Program(key=("commit",), fn=commit, args=(state, decision, mask), donate=(0,))
+  yield Program(key=("abort",), fn=abort, args=(state, mask), donate=(0,))
   arguments = (state, number, number, number, flag)
   yield Program(key=("submit",), fn=submit, args=arguments, donate=(0,))
   for tokens in config.layouts:
-    fn = functools.partial(_lay_out_packed, shape=config.plan_shape(tokens))
-    yield Program(key=("lay_out", tokens), fn=fn, args=(state, decision))
+    lay_out = functools.partial(_lay_out, shape=config.plan_shape(tokens), config=shapes)
+    yield Program(key=("lay_out", tokens), fn=lay_out, args=(state, decision))
 
 
 def model_programs(

@@ -1,14 +1,14 @@
 """The step plan: everything one forward pass needs to know, in fixed shapes, as one int32 array."""
 
-import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.config import PlanShape
-from jaxserve.pytree import pytree_dataclass
+from jaxserve.pytree import pack, pytree_dataclass, unpack
 
 
 @pytree_dataclass
@@ -81,18 +81,15 @@ def packed_size(shape: PlanShape) -> int:
 
 def pack_plan(plan: StepPlan) -> jax.Array:
   """Lays all fields end to end in one i32[packed_size] array: one copy to the device."""
-  leaves = [getattr(plan, f.name) for f in dataclasses.fields(plan)]
-  return jnp.concatenate([jnp.ravel(x).astype(jnp.int32) for x in leaves])
+  return pack(plan)
 
 
 def unpack_plan(packed: jax.Array, shape: PlanShape) -> StepPlan:
   """The inverse of `pack_plan`, with static offsets: free inside a jitted step."""
-  fields, at = {}, 0
-  for name, dims in plan_field_shapes(shape).items():
-    size = math.prod(dims)
-    fields[name] = packed[at : at + size].reshape(dims)
-    at += size
-  return StepPlan(**fields)
+  fields: dict[str, Any] = {
+    name: jax.ShapeDtypeStruct(dims, jnp.int32) for name, dims in plan_field_shapes(shape).items()
+  }
+  return unpack(packed, StepPlan(**fields))
 
 
 def cut_plan(packed: np.ndarray, laid_out: PlanShape, shape: PlanShape) -> np.ndarray:
