@@ -1,7 +1,7 @@
 """Ragged paged attention in plain XLA: the CPU backend and the fallback everywhere else.
 
 Two loops over the work list, both with dynamic trip counts, so the cost follows the tokens that are
-really cached. Decodes, of one query, take all heads in one product per 256 keys, with the
+really cached. Decodes, of one query, take all heads in one product per 128 keys, with the
 queries laid out block-diagonally. Chunks, of up to `query_tile` queries, take each KV head alone in
 tiles of `query_tile` x 512 with an online softmax; tiles that every query sees skip the mask.
 
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-DECODE_KEYS = 256
+DECODE_KEYS = 128
 CHUNK_KEYS = 512
 MASKED = -1e30
 
