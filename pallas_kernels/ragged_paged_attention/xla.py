@@ -1,9 +1,10 @@
 """Ragged paged attention in plain XLA: the CPU backend and the fallback everywhere else.
 
 Two loops over the work list, both with dynamic trip counts, so the cost follows the tokens that are
-really cached. Decodes, of one query, take all heads in one product per 128 keys, with the
-queries laid out block-diagonally. Chunks, of up to `query_tile` queries, take each KV head alone in
-tiles of `query_tile` x 512 with an online softmax; tiles that every query sees skip the mask.
+really cached. Decodes, of one query, take all heads in one product per 128 keys (the last 64, where
+those are enough) and per group of rows, with the queries laid out block-diagonally. Chunks, of up
+to `query_tile` queries, take each KV head alone in tiles of `query_tile` x 512 with an online
+softmax; tiles that every query sees skip the mask.
 
 On XLA:CPU a product of two bfloat16 matrices with a float32 result is the only one that reaches the
 matrix units, transposes folded into it are slow (hence the barriers), and bfloat16 outside of
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+DECODE_GROUP = 8
 DECODE_KEYS = 128
 CHUNK_KEYS = 512
 MASKED = -1e30
@@ -53,14 +55,19 @@ def ragged_paged_attention(
   scaled = q.astype(jnp.float32) * (math.log2(math.e) / math.sqrt(q.shape[2]))
   read = functools.partial(_read_tile, k_pages, v_pages, block_tables, first_page)
   out = jnp.zeros((q.shape[0], q.shape[1] * q.shape[2]), jnp.float32)
+  size = min(DECODE_GROUP, q.shape[0])
 
-  def decode(i: jax.Array, out: jax.Array) -> jax.Array:
-    return _decode_item(scaled, read, work[i], k_pages.shape, out)
+  def decode(group: jax.Array, out: jax.Array) -> jax.Array:
+    live = group * size + jnp.arange(size) < num_work[0]
+    # The others do what the first does, and are dropped.
+    items = work[jnp.where(live, group * size + jnp.arange(size), group * size)]
+    return _decode_group(scaled, read, items, live, k_pages.shape, out)
 
   def chunk(i: jax.Array, out: jax.Array) -> jax.Array:
     return _chunk_item(scaled, read, work[i], k_pages.shape, query_tile, out)
 
-  out = lax.fori_loop(0, num_work[0], decode, out)
+  groups = (num_work[0] + size - 1) // size
+  out = lax.fori_loop(0, groups, decode, out)
   out = lax.fori_loop(num_work[0], num_work[1], chunk, out)
   return out.reshape(q.shape).astype(q.dtype)
 
@@ -70,58 +77,103 @@ def _read_tile(
   v_pages: jax.Array,
   block_tables: jax.Array,
   first_page: jax.Array | int,
-  row: jax.Array,
+  rows: jax.Array,
   tile: jax.Array,
   num_pages: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """Pages [tile * num_pages, ...) of `row`, as stored: two [num_pages * S, Hkv * D]."""
+  """Pages [tile * num_pages, ...) of `rows`, as stored: two [*rows.shape, keys, Hkv * D]."""
   at = jnp.minimum(tile * num_pages + jnp.arange(num_pages), block_tables.shape[1] - 1)
-  ids = block_tables[row, at] + first_page
+  ids = block_tables[rows[..., None], at] + first_page
+  _, page_size, kv_heads, dim = k_pages.shape
 
   def gathered(pages: jax.Array) -> jax.Array:
     # Flat pages: each is one run of memory, copied as such.
     flat = pages.reshape(pages.shape[0], -1)
-    return flat.at[ids].get(mode="clip").reshape(-1, pages.shape[2] * pages.shape[3])
+    taken = flat.at[ids.reshape(-1)].get(mode="clip")
+    return taken.reshape(*rows.shape, num_pages * page_size, kv_heads * dim)
 
   return gathered(k_pages), gathered(v_pages)
 
 
-def _decode_item(
-  q: jax.Array, read: Read, item: jax.Array, page_shape: tuple[int, ...], out: jax.Array
+def _decode_group(
+  q: jax.Array,
+  read: Read,
+  items: jax.Array,
+  live: jax.Array,
+  page_shape: tuple[int, ...],
+  out: jax.Array,
 ) -> jax.Array:
-  """One query against the keys of its row, all heads at once."""
+  """Items [G] of one query each, all heads at once; those that are not `live` come last.
+
+  Tiles that all items have are taken together, the rest item by item. The tiles of an item are the
+  same either way, so its result does not depend on its neighbours.
+  """
   _, page_size, kv_heads, dim = page_shape
-  heads = q.shape[1]
-  row, start, position = item[0], item[1], item[3]
-  num_pages = max(1, DECODE_KEYS // page_size)
-  keys = num_pages * page_size
+  heads, size = q.shape[1], items.shape[0]
+  rows, starts, positions, num_live = items[:, 0], items[:, 1], items[:, 3], live.sum()
   own = jnp.arange(heads)[:, None] // (heads // kv_heads) == jnp.arange(kv_heads)[None]
-  own = own[:, :, None]
   # Block-diagonal queries: one product with the contiguous page gives every head's scores.
-  q_wide = jnp.where(own, lax.dynamic_index_in_dim(q, start, keepdims=False)[:, None], 0)
-  q_wide = q_wide.reshape(heads, kv_heads * dim)
+  diagonal = _barrier(jnp.repeat(own, dim, axis=1).astype(q.dtype))
+  q_wide = _barrier(jnp.tile(q[starts], (1, 1, kv_heads)) * diagonal[None])
 
-  def step(tile: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    top, total, acc = carry
-    k, v = read(row, tile, num_pages)
-    live = tile * keys + jnp.arange(keys) <= position
-    v = jnp.where(live[:, None], v, jnp.zeros((), v.dtype))
-    scores = _dot(_operand(q_wide, k.dtype), _operand(k), 1, 1)
-    scores = jnp.where(live[None], scores, MASKED)
-    new_top = jnp.maximum(top, scores.max(1))
-    p = jnp.exp2(scores - new_top[:, None])
-    keep = jnp.exp2(top - new_top)
-    pv = _dot(_operand(p, k.dtype), _operand(v), 1, 0)
-    return new_top, total * keep + p.sum(1), acc * keep[:, None] + pv
+  half = max(1, DECODE_KEYS // page_size // 2)
+  halves = positions // (half * page_size) + 1
+  together = jnp.where(num_live > size // 2, jnp.min(halves // 2), 0)
+  # A last tile that is at most half full is read as a half: it is most of a short context.
+  done = jnp.max(halves) <= 2 * together + 1
 
-  zero = (
-    jnp.full((heads,), MASKED),
-    jnp.zeros((heads,)),
-    jnp.zeros((heads, kv_heads * dim)),
+  def step(
+    num_pages: int, rows: jax.Array, q: jax.Array, bound: jax.Array, tile: jax.Array, carry: tuple
+  ) -> tuple[jax.Array, ...]:
+    return _decode_tile(q, read(rows, tile, num_pages), tile, bound, carry)
+
+  carry = (
+    jnp.full((size, heads), MASKED),
+    jnp.zeros((size, heads)),
+    jnp.zeros((size, heads, kv_heads * dim)),
   )
-  _, total, acc = lax.fori_loop(0, position // keys + 1, step, zero)
-  acc = jnp.where(own, acc.reshape(heads, kv_heads, dim), 0).sum(1) / total[:, None]
-  return lax.dynamic_update_slice_in_dim(out, acc.reshape(1, -1), start, 0)
+  everyone = rows, q_wide, positions
+  carry = lax.fori_loop(0, together, functools.partial(step, 2 * half, *everyone), carry)
+  ends = jnp.where(done, jnp.max(halves), 2 * together)
+  carry = lax.fori_loop(2 * together, ends, functools.partial(step, half, *everyone), carry)
+
+  def rest(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    one = tuple(lax.dynamic_slice_in_dim(x, i, 1) for x in everyone)
+    mine = tuple(lax.dynamic_slice_in_dim(x, i, 1) for x in carry)
+    whole = halves[i] // 2
+    mine = lax.fori_loop(together, whole, functools.partial(step, 2 * half, *one), mine)
+    mine = lax.fori_loop(2 * whole, halves[i], functools.partial(step, half, *one), mine)
+    return tuple(
+      lax.dynamic_update_slice_in_dim(x, y, i, 0) for x, y in zip(carry, mine, strict=True)
+    )
+
+  _, total, acc = lax.fori_loop(0, jnp.where(done, 0, num_live), rest, carry)
+  acc = acc.reshape(size, heads, kv_heads, dim)
+  acc = jnp.where(own[None, :, :, None], acc, 0).sum(2) / total[:, :, None]
+  at = jnp.where(live, starts, q.shape[0] + jnp.arange(size))
+  return out.at[at].set(acc.reshape(size, -1), mode="drop", unique_indices=True)
+
+
+def _decode_tile(
+  q: jax.Array,
+  tile_kv: tuple[jax.Array, jax.Array],
+  tile: jax.Array,
+  positions: jax.Array,
+  carry: tuple[jax.Array, ...],
+) -> tuple[jax.Array, ...]:
+  """One step of the online softmax for [B] queries, each with a tile of its own keys."""
+  top, total, acc = carry
+  k, v = tile_kv
+  keys = k.shape[1]
+  live = tile * keys + jnp.arange(keys)[None] <= positions[:, None]
+  v = jnp.where(live[:, :, None], v, jnp.zeros((), v.dtype))
+  scores = _batch_dot(_operand(q, k.dtype), _operand(k), 2, 2)
+  scores = jnp.where(live[:, None], scores, MASKED)
+  new_top = jnp.maximum(top, scores.max(2))
+  p = jnp.exp2(scores - new_top[:, :, None])
+  keep = jnp.exp2(top - new_top)
+  pv = _batch_dot(_operand(p, k.dtype), _operand(v), 2, 1)
+  return new_top, total * keep + _ordered_sum(p), acc * keep[:, :, None] + pv
 
 
 def _chunk_item(
@@ -196,6 +248,28 @@ def _dot(a: jax.Array, b: jax.Array, a_dim: int, b_dim: int) -> jax.Array:
   precision = None if a.dtype == jnp.bfloat16 else lax.Precision.HIGHEST
   out = lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
   return _barrier(out)
+
+
+def _batch_dot(a: jax.Array, b: jax.Array, a_dim: int, b_dim: int) -> jax.Array:
+  """`_dot` for each leading index."""
+  if a.shape[0] == 1:
+    return _dot(a[0], b[0], a_dim - 1, b_dim - 1)[None]
+  a, b = _barrier((a, b))
+  dims = (((a_dim,), (b_dim,)), ((0,), (0,)))
+  precision = None if a.dtype == jnp.bfloat16 else lax.Precision.HIGHEST
+  out = lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
+  return _barrier(out)
+
+
+def _ordered_sum(x: jax.Array) -> jax.Array:
+  """x.sum(-1) in an order that depends neither on leading dimensions nor on a tail of zeros.
+
+  XLA:CPU reduces in windows or not by the size of the whole; sums of halves are what they are.
+  """
+  while x.shape[-1] % 2 == 0:
+    half = x.shape[-1] // 2
+    x = x[..., :half] + x[..., half:]
+  return x.sum(-1)
 
 
 def _exp2_operand(x: jax.Array, pages: jnp.dtype) -> jax.Array:

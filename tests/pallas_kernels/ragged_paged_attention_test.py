@@ -1,5 +1,7 @@
 """One suite over implementations and dtypes, against attention written out in float64."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -42,9 +44,9 @@ class Case:
   """Random queries and a pool whose every slot that no row has written holds NaN."""
 
   def __init__(self, batch, dtype, kv_heads, group, *, dim=6, page_size=PAGE_SIZE, pages=NUM_PAGES):
-    rng = np.random.default_rng(7)
+    rng, num_rows = np.random.default_rng(7), max(NUM_ROWS, len(batch))
     free = 1 + rng.permutation(pages - 1)
-    self.rows, self.table = [], np.zeros((NUM_ROWS, PAGES_PER_ROW), np.int32)
+    self.rows, self.table = [], np.zeros((num_rows, PAGES_PER_ROW), np.int32)
     pool = np.full((2, pages, page_size, kv_heads, dim), np.nan)
     for r, (tokens, context) in enumerate(batch):
       count = -(-(tokens + context) // page_size)
@@ -110,6 +112,29 @@ def test_contexts_of_several_tiles_match_the_oracle(dtype):
   case = Case(batch, dtype, 1, 2, page_size=128, pages=NUM_PAGES)
   out = case.run("xla", query_tile=37)
   np.testing.assert_allclose(out, case.oracle(), atol=TOLERANCE[dtype])
+
+
+# More rows than a group holds; equal and different numbers of whole and half tiles.
+GROUPS = {
+  "short": [3, 40, 63, 7, 0, 21, 55, 62, 5],
+  "half_at_the_end": [140, 150, 130, 128, 191, 133, 170, 180],
+  "one_long": [600, 20, 130, 64, 63, 127, 128, 300, 60],
+  "few": [400, 90, 270],
+}
+
+
+@pytest.mark.parametrize("dtype", sorted(TOLERANCE))
+@pytest.mark.parametrize("contexts", sorted(GROUPS))
+def test_decodes_match_the_oracle_and_do_not_depend_on_neighbours(contexts, dtype):
+  case = Case([(1, n) for n in GROUPS[contexts]], dtype, 3, 2, page_size=64, pages=64)
+  together = case.run("xla", 1)
+  np.testing.assert_allclose(together, case.oracle(), atol=TOLERANCE[dtype])
+  for i, row in enumerate(case.rows):
+    alone = copy.copy(case)
+    alone.rows, alone.table = [row], case.table[i:].copy()
+    alone.table.resize(case.table.shape)
+    alone.q = np.roll(case.q, -i, axis=0)
+    np.testing.assert_array_equal(alone.run("xla", 1)[0], together[i])
 
 
 @pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
