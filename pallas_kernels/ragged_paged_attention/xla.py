@@ -24,7 +24,9 @@ DECODE_KEYS = 128
 CHUNK_KEYS = 512
 MASKED = -1e30
 
-# (row, tile, pages of a tile) -> K and V of the tile, as stored: two [keys, Hkv * D].
+Arrays = tuple[jax.Array, ...]
+
+# (rows, tile, pages of a tile) -> K and V of the tile, as stored: two [*rows.shape, keys, Hkv * D].
 Read = Callable[[jax.Array, jax.Array, int], tuple[jax.Array, jax.Array]]
 
 _barrier = lax.optimization_barrier
@@ -122,9 +124,8 @@ def _decode_group(
   # A last tile that is at most half full is read as a half: it is most of a short context.
   done = jnp.max(halves) <= 2 * together + 1
 
-  def step(
-    num_pages: int, rows: jax.Array, q: jax.Array, bound: jax.Array, tile: jax.Array, carry: tuple
-  ) -> tuple[jax.Array, ...]:
+  def step(num_pages: int, who: Arrays, tile: jax.Array, carry: Arrays) -> Arrays:
+    rows, q, bound = who
     return _decode_tile(q, read(rows, tile, num_pages), tile, bound, carry)
 
   carry = (
@@ -133,16 +134,16 @@ def _decode_group(
     jnp.zeros((size, heads, kv_heads * dim)),
   )
   everyone = rows, q_wide, positions
-  carry = lax.fori_loop(0, together, functools.partial(step, 2 * half, *everyone), carry)
+  carry = lax.fori_loop(0, together, functools.partial(step, 2 * half, everyone), carry)
   ends = jnp.where(done, jnp.max(halves), 2 * together)
-  carry = lax.fori_loop(2 * together, ends, functools.partial(step, half, *everyone), carry)
+  carry = lax.fori_loop(2 * together, ends, functools.partial(step, half, everyone), carry)
 
-  def rest(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+  def rest(i: jax.Array, carry: Arrays) -> Arrays:
     one = tuple(lax.dynamic_slice_in_dim(x, i, 1) for x in everyone)
     mine = tuple(lax.dynamic_slice_in_dim(x, i, 1) for x in carry)
     whole = halves[i] // 2
-    mine = lax.fori_loop(together, whole, functools.partial(step, 2 * half, *one), mine)
-    mine = lax.fori_loop(2 * whole, halves[i], functools.partial(step, half, *one), mine)
+    mine = lax.fori_loop(together, whole, functools.partial(step, 2 * half, one), mine)
+    mine = lax.fori_loop(2 * whole, halves[i], functools.partial(step, half, one), mine)
     return tuple(
       lax.dynamic_update_slice_in_dim(x, y, i, 0) for x, y in zip(carry, mine, strict=True)
     )
@@ -159,8 +160,8 @@ def _decode_tile(
   tile_kv: tuple[jax.Array, jax.Array],
   tile: jax.Array,
   positions: jax.Array,
-  carry: tuple[jax.Array, ...],
-) -> tuple[jax.Array, ...]:
+  carry: Arrays,
+) -> Arrays:
   """One step of the online softmax for [B] queries, each with a tile of its own keys."""
   top, total, acc = carry
   k, v = tile_kv
