@@ -1,6 +1,7 @@
 """Static configuration: frozen, hashable, validated when made. Never a pytree, never changed."""
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Literal
 
 Ordering = Literal["fcfs", "priority"]
@@ -136,6 +137,7 @@ class SchedulerConfig:
     reserve: what admission keeps free. "growth": the pages that prompts already admitted still
       need, and the newcomer's own whole prompt. "gate": the newcomer's whole prompt, checked at
       that moment only (vLLM's `scheduler_reserve_full_isl`). "none": its first chunk.
+    policy: a name in `jaxserve.sched.POLICIES`, or a `Policy` of your own.
   """
 
   cache: CacheConfig
@@ -145,6 +147,7 @@ class SchedulerConfig:
   max_model_len: int
   ordering: Ordering = "fcfs"
   reserve: Reserve = "growth"
+  policy: Hashable = "vllm_v1"
 
   def __post_init__(self) -> None:
     for field in ("max_num_seqs", "max_requests", "max_budget", "max_model_len"):

@@ -27,8 +27,25 @@ def scalar(value: Any, dtype: type[np.generic]) -> jax.Array:
 
 
 def pack(tree: Any) -> jax.Array:
-  """All leaves, int32 or bool, end to end in one i32 array: one buffer to pass or to copy."""
-  return jnp.concatenate([jnp.ravel(leaf).astype(jnp.int32) for leaf in jax.tree.leaves(tree)])
+  """All leaves end to end in one i32 array: one buffer to pass or to copy.
+
+  Leaves are int32, bool, or float32, of which the bits are kept.
+  """
+  return jnp.concatenate([_bits(jnp.ravel(leaf)) for leaf in jax.tree.leaves(tree)])
+
+
+def _bits(leaf: jax.Array) -> jax.Array:
+  if leaf.dtype == jnp.float32:
+    return jax.lax.bitcast_convert_type(leaf, jnp.int32)
+  return leaf.astype(jnp.int32)
+
+
+def _from_bits(part: Any, dtype: Any) -> Any:
+  if dtype != np.float32:
+    return part if part.dtype == dtype else part.astype(dtype)
+  if isinstance(part, np.ndarray):
+    return part.view(np.float32)
+  return jax.lax.bitcast_convert_type(part, jnp.float32)
 
 
 def unpack(packed: Any, like: T) -> T:
@@ -42,6 +59,6 @@ def unpack(packed: Any, like: T) -> T:
   parts, at = [], 0
   for leaf in leaves:
     part = packed[at : at + math.prod(leaf.shape)].reshape(leaf.shape)
-    parts.append(part if part.dtype == leaf.dtype else part.astype(leaf.dtype))
+    parts.append(_from_bits(part, leaf.dtype))
     at += math.prod(leaf.shape)
   return jax.tree.unflatten(structure, parts)

@@ -26,10 +26,13 @@ _PAGES = flags.DEFINE_integer("pages", 128, "Pages a request may hold.", lower_b
 _QUEUE = flags.DEFINE_integer("queue", 256, "Slots of the waiting queue.", lower_bound=0)
 _STEPS = flags.DEFINE_integer("steps", 400, "Timed steps.", lower_bound=10)
 _ORDERING = flags.DEFINE_enum("ordering", "fcfs", ["fcfs", "priority"], "Order of service.")
+_POLICIES = flags.DEFINE_list(
+  "policies", ["vllm_v1"], "Policies to time; 'all' for every one in the table."
+)
 _RECORD = flags.DEFINE_bool("record", False, "Append the result to results/.")
 
 
-def make_config() -> SchedulerConfig:
+def make_config(policy: str = "vllm_v1") -> SchedulerConfig:
   page_size = 64
   cache = CacheConfig(num_pages=_REQUESTS.value * _PAGES.value, page_size=page_size)
   return SchedulerConfig(
@@ -39,6 +42,7 @@ def make_config() -> SchedulerConfig:
     max_budget=8192,
     max_model_len=_PAGES.value * page_size,
     ordering=_ORDERING.value,
+    policy=policy,
   )
 
 
@@ -105,16 +109,25 @@ def measure_lay_out(config, steps):
   return round(1e6 * statistics.median(times), 1)
 
 
-def main(_):
-  config, result = make_config(), {}
+def measure_policy(policy):
+  config, result = make_config(policy), {"policy": policy}
   for name, calls in (("packed", packed_calls(config)), ("plain", plain_calls(config))):
     values = measure(calls, config, _STEPS.value)
     parts = ("schedule", "commit", "schedule+commit")
     result |= {f"{name}_{p}_us": v for p, v in zip(parts, values, strict=True)}
-  result |= {
+  return result | {
     "lay_out_us": measure_lay_out(config, _STEPS.value), "requests": _REQUESTS.value,
     "pages": _PAGES.value, "ordering": _ORDERING.value,
   }  # fmt: skip
+
+
+def main(_):
+  chosen = list(sched.POLICIES) if _POLICIES.value == ["all"] else _POLICIES.value
+  for policy in chosen:
+    report(measure_policy(policy))
+
+
+def report(result):
   for key, value in result.items():
     print(f"{key:26} {value}")
   result |= provenance.collect()

@@ -18,7 +18,6 @@ from jaxserve.replay.workload import LONG_QUESTION, Arrival, StallSizes, fitted,
 from jaxserve.text.chat import render_chat
 from jaxserve.text.tokenizer import Tokenizer
 
-POLICY = "token_budget"
 _WARM_UP_STEPS = 12
 
 
@@ -127,7 +126,7 @@ def _both_runs(
   for name, params in settings:
     logging.getLogger(__name__).info("Running %d requests, %s", len(arrivals), name)
     engine.set_params(params)
-    run, tokens = runner.run(engine, arrivals, name, POLICY)
+    run, tokens = runner.run(engine, arrivals, name, str(config.policy))
     runs.append(run)
     outputs.append(tokens)
   engine.set_params(chosen)

@@ -8,9 +8,11 @@ enter by `submit` and may leave by `abort`. All of them can be jitted, vmapped a
 from jaxserve.sched.layout import lay_out
 from jaxserve.sched.lifecycle import abort, commit, init, submit
 from jaxserve.sched.limits import check_request, chunking_allowed, make_params, request_limit
+from jaxserve.sched.policies import POLICIES
+from jaxserve.sched.policy import Policy, alternate, chain, first_of
 from jaxserve.sched.step import schedule
 
 __all__ = [
-  "abort", "check_request", "chunking_allowed", "commit", "init", "lay_out", "make_params",
-  "request_limit", "schedule", "submit",
+  "POLICIES", "Policy", "abort", "alternate", "chain", "check_request", "chunking_allowed", "commit",
+  "first_of", "init", "lay_out", "make_params", "request_limit", "schedule", "submit",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxserve import cache
 from jaxserve.config import SchedulerConfig
+from jaxserve.sched import policies
 from jaxserve.types import Decision, SchedulerState, Status
 
 
@@ -35,6 +36,7 @@ def init(config: SchedulerConfig) -> SchedulerState:
     num_preemptions=zeros(),
     pool=cache.create(config.cache.num_pages),
     num_submitted=jnp.zeros((), jnp.int32),
+    policy=policies.find(config.policy).rule.init(config),
   )
 
 

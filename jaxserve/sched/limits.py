@@ -1,11 +1,14 @@
 """What is refused, and why: parameters and requests, checked on the host with clear errors."""
 
 import logging
+from collections.abc import Mapping
 
+import jax
 import numpy as np
 
 from jaxserve.config import ModelConfig, SchedulerConfig
 from jaxserve.pytree import scalar
+from jaxserve.sched import policies
 from jaxserve.types import SchedulerParams
 
 
@@ -18,6 +21,7 @@ def make_params(
   cap_when_alone: bool = True,
   chunked_prefill: bool = True,
   watermark: float = 0.0,
+  policy: Mapping[str, float] | None = None,
 ) -> SchedulerParams:
   """Validated scheduler parameters. To sweep them, replace a field by an array and vmap.
 
@@ -32,6 +36,7 @@ def make_params(
     cap_when_alone: the threshold also caps a request that has the server to itself.
     chunked_prefill: prompts may be split over steps.
     watermark: fraction of the pages that an admission leaves free while anything runs.
+    policy: hyper-parameters of config.policy that differ from its defaults.
 
   Raises:
     ValueError: naming the field, its value and the remedy.
@@ -61,7 +66,17 @@ def make_params(
     cap_when_alone=scalar(cap_when_alone, np.bool_),
     chunked_prefill=scalar(chunked_prefill, np.bool_),
     watermark_pages=scalar(int(watermark * config.cache.num_pages), np.int32),
+    policy=_policy_params(config, policy or {}),
   )
+
+
+def _policy_params(config: SchedulerConfig, given: Mapping[str, float]) -> dict[str, jax.Array]:
+  defaults = dict(policies.find(config.policy).defaults)
+  for name in given:
+    if name not in defaults:
+      known = ", ".join(defaults) or "none"
+      raise ValueError(f"policy_args={name!r}: {config.policy} does not take it; it takes {known}")
+  return {name: scalar(value, np.float32) for name, value in (defaults | dict(given)).items()}
 
 
 def chunking_allowed(model: ModelConfig, chunked_prefill: bool, threshold: int) -> tuple[bool, int]:
@@ -120,8 +135,17 @@ def check_request(
       f"prompt: {num_prompt} tokens and max_tokens={max_tokens} need {max(needed, num_prompt)} KV "
       f"slots, the whole pool has {slots}; shorten the request or raise kv_cache_tokens"
     )
-  if not params.chunked_prefill and num_prompt > params.budget:
+  policy = policies.find(config.policy)
+  whole = policy.whole_prompts or not params.chunked_prefill
+  if whole and num_prompt > params.budget:
+    why = f"policy={config.policy}" if policy.whole_prompts else "chunked_prefill off"
     raise ValueError(
-      f"prompt: {num_prompt} tokens exceed budget={params.budget} with chunked_prefill off; "
-      f"turn it on or raise the budget"
+      f"prompt: {num_prompt} tokens exceed budget={params.budget} with {why}; "
+      f"turn chunking on or raise the budget"
+    )
+  if policy.page_rule == "limit" and config.pages_per_request > config.cache.num_pages:
+    raise ValueError(
+      f"policy={config.policy}: reserves {config.pages_per_request} pages a request "
+      f"(max_model_len={config.max_model_len}), the pool has {config.cache.num_pages}; raise "
+      f"kv_cache_tokens or lower max_model_len"
     )

@@ -73,8 +73,11 @@ def params_like(config: SchedulerConfig) -> SchedulerParams:
 
 
 def pack_params(params: SchedulerParams) -> np.ndarray:
-  """i32[6], on the host."""
-  return np.asarray(jax.tree.leaves(params), np.int32)
+  """i32[6 + hyper-parameters], on the host; the bits of those that are floats."""
+  leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+  return np.asarray(
+    [leaf.view(np.int32) if leaf.dtype == np.float32 else leaf for leaf in leaves], np.int32
+  )
 
 
 def schedule(

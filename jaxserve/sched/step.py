@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxserve import cache
 from jaxserve.config import SchedulerConfig
-from jaxserve.sched import lifecycle, token_budget
-from jaxserve.sched.token_budget import Grants
+from jaxserve.sched import lifecycle, policies
+from jaxserve.sched.policy import Context, Draft, begin
 from jaxserve.types import Decision, SchedulerParams, SchedulerState, Status
 
 
@@ -32,7 +32,8 @@ def schedule(
   Cost: O(Q + pages handed out), and O(Q + M) for each request preempted.
   Source: vLLM V1 `Scheduler.schedule`.
   """
-  grants = token_budget.decide(state, params, config)
+  context = Context(state, params, config)
+  grants, memory = policies.find(config.policy).rule.apply(begin(context), state.policy, context)
   tokens, pages, admitted, preempted = _by_slot(grants, config)
   start = jnp.where(preempted, 0, state.num_computed)
   state = _preempt(state, preempted)
@@ -57,11 +58,12 @@ def schedule(
     num_known=state.num_known + samples.astype(jnp.int32),
     num_in_flight=state.num_in_flight + samples.astype(jnp.int32),
     num_pages=state.num_pages + pages,
+    policy=memory,
   )
   return state, decision
 
 
-def _by_slot(grants: Grants, config: SchedulerConfig) -> tuple[jax.Array, ...]:
+def _by_slot(grants: Draft, config: SchedulerConfig) -> tuple[jax.Array, ...]:
   """Tokens, pages, admitted and preempted, each [Q] by request instead of by order of service."""
   lane = jnp.arange(config.max_requests, dtype=jnp.int32)
   slot = jnp.where(grants.request < config.max_requests, grants.request, config.max_requests + lane)
@@ -73,7 +75,7 @@ def _by_slot(grants: Grants, config: SchedulerConfig) -> tuple[jax.Array, ...]:
   return columns[:, 0], columns[:, 1], columns[:, 2] > 0, columns[:, 3] > 0
 
 
-def _order(grants: Grants, config: SchedulerConfig) -> jax.Array:
+def _order(grants: Draft, config: SchedulerConfig) -> jax.Array:
   """i32[R]: the scheduled requests in order of service, then Q."""
   scheduled = grants.tokens > 0
   lane = jnp.arange(config.max_requests, dtype=jnp.int32)
@@ -94,12 +96,14 @@ def _preempt(state: SchedulerState, preempted: jax.Array) -> SchedulerState:
 
 
 def _hand_out_pages(
-  state: SchedulerState, grants: Grants, config: SchedulerConfig
+  state: SchedulerState, grants: Draft, config: SchedulerConfig
 ) -> SchedulerState:
   """Pops the pages of the step and appends them to the block tables, in order of service."""
   num_requests, num_pages = config.max_requests, config.cache.num_pages
-  # A request's tokens may straddle one page more than they fill.
-  size = min(num_pages, config.max_budget // config.cache.page_size + config.max_num_seqs)
+  size = num_pages
+  if policies.find(config.policy).page_rule == "chunk":
+    # A request's tokens may straddle one page more than they fill.
+    size = min(num_pages, config.max_budget // config.cache.page_size + config.max_num_seqs)
   ends = jnp.cumsum(grants.pages, dtype=jnp.int32)
   pool, ids = cache.allocate(state.pool, ends[-1], size)
   lane = jnp.arange(size, dtype=jnp.int32)

@@ -1,6 +1,7 @@
 """What the scheduler knows, what it may be told to sweep, and what it decides in one step."""
 
 import enum
+from typing import Any
 
 import jax
 
@@ -37,6 +38,7 @@ class SchedulerParams:
   cap_when_alone: bool[], whether that cap also holds for a lone request (vLLM V1: yes).
   chunked_prefill: bool[], False: a prompt is admitted only into a step that holds it whole.
   watermark_pages: i32[], pages an admission must leave free while anything runs.
+  policy: hyper-parameters of the policy by name, f32[] each; {} for most.
   """
 
   budget: jax.Array
@@ -45,6 +47,7 @@ class SchedulerParams:
   cap_when_alone: jax.Array
   chunked_prefill: jax.Array
   watermark_pages: jax.Array
+  policy: dict[str, jax.Array]
 
 
 @pytree_dataclass
@@ -69,6 +72,7 @@ class SchedulerState:
   num_preemptions: i32[Q], since submit.
   pool: PagePool.
   num_submitted: i32[], the next submit number.
+  policy: what the policy remembers from step to step, a pytree; empty for most.
   """
 
   queue: jax.Array
@@ -86,6 +90,7 @@ class SchedulerState:
   num_preemptions: jax.Array
   pool: PagePool
   num_submitted: jax.Array
+  policy: Any
 
 
 @pytree_dataclass

@@ -37,7 +37,7 @@ def test_run_serves_every_arrival_and_records_every_step():
     Arrival(id="long", at_s=0.01, prompt=tuple(range(40)), max_tokens=2, is_long_prompt=True),
     Arrival(id="late", at_s=0.2, prompt=(4,), max_tokens=1),
   ]
-  record, outputs = runner.run(engine, arrivals, "name", "token_budget")
+  record, outputs = runner.run(engine, arrivals, "name", "vllm_v1")
   for arrival in arrivals:
     expected = plain_greedy(weights(), MODEL, arrival.prompt, arrival.max_tokens)
     assert tuple(e.token for e in outputs[arrival.id]) == expected

@@ -76,7 +76,7 @@ def state_of(config: SchedulerConfig, requests, order, rng) -> SchedulerState:
     block_tables=jnp.asarray(tables.astype(np.int32)), num_submitted=jnp.int32(len(requests)),
     pool=empty.pool.__class__(free_pages=jnp.asarray(free), num_free=jnp.int32(len(pages))),
   )  # fmt: skip
-  return SchedulerState(**fields)
+  return SchedulerState(policy=sched.init(config).policy, **fields)
 
 
 def random_params(rng) -> oracle.Params:

@@ -1,0 +1,98 @@
+"""The table of scheduling policies: every system people compare against, on one state.
+
+Each entry is a rule composed from `rules`, its formula, its source and where it deviates. All of
+them keep the laws of the scheduler (tokens within the budget, pages conserved, progress), except
+where `exceptions` says so.
+"""
+
+from collections.abc import Hashable, Mapping
+
+from jaxserve.sched.policy import Policy, alternate, chain, first_of
+from jaxserve.sched.rules import (
+  admit,
+  cap_by_stage,
+  cap_by_threshold,
+  decodes,
+  fit_pages,
+  prompts,
+  running,
+  serve,
+)
+
+_DECODES = chain(serve(decodes), fit_pages(evict_when_full=True))
+_DECODE_WAITS = frozenset({"decode_waits"})
+
+POLICIES: Mapping[str, Policy] = {
+  "vllm_v1": Policy(
+    rule=chain(cap_by_threshold(), serve(running), fit_pages(), admit()),
+    formula="running requests in order take min(need, what is left of the budget), then the head "
+    "of the waiting queue; need = known - computed, capped by long_prefill_token_threshold",
+    source="vLLM V1, Scheduler.schedule",
+    deviates="victims are chosen before anyone is served; under 'priority' one key orders service "
+    "and victims; reserve='growth' keeps room for prompts already admitted ('gate' is vLLM's rule)",
+  ),
+  "sarathi": Policy(
+    rule=chain(_DECODES, serve(prompts), admit(pages="prompt")),
+    formula="every decode, then prompts under way, then new ones, each min(left, C - used); a "
+    "newcomer is given the pages of its whole prompt",
+    source="Sarathi-Serve (OSDI 2024), stall-free batching",
+    deviates="a preempted request keeps its count of outputs; the watermark counts only while "
+    "something runs, so that a prompt as large as the pool is served",
+    page_rule="prompt",
+  ),
+  "sarathi_dynamic": Policy(
+    rule=chain(cap_by_stage(), _DECODES, serve(prompts), admit(pages="prompt")),
+    formula="sarathi, with chunks that fall from high to low in equal stages of the prompt",
+    source="Sarathi-Serve, dynamic chunk schedule",
+    deviates="beyond max_tokens the last stage goes on instead of an assertion",
+    defaults=(("low", 512), ("high", 2048), ("stages", 4), ("max_tokens", 8192)),
+    page_rule="prompt",
+  ),
+  "prefill_first": Policy(
+    rule=first_of(admit(pages="prompt", whole=True), _DECODES),
+    formula="whole prompts while their sum is within the budget, alone; else all decodes",
+    source="vLLM V0, Scheduler._schedule_prefills",
+    deviates="a prompt above the budget is refused when submitted, not dropped in the queue",
+    page_rule="prompt",
+    whole_prompts=True,
+    exceptions=_DECODE_WAITS,
+  ),
+  "orca": Policy(
+    rule=chain(serve(decodes), admit(pages="limit", whole=True)),
+    formula="all decodes, and whole prompts beside them; every request holds the pages of the "
+    "longest one there may be, so nobody is preempted",
+    source="Orca (OSDI 2022), iteration-level scheduling",
+    deviates="an iteration is bounded by the budget; set it as large as Orca's iterations get",
+    page_rule="limit",
+    whole_prompts=True,
+  ),
+  "static": Policy(
+    rule=chain(serve(decodes), admit(pages="limit", whole=True, only_if_idle=True)),
+    formula="a batch of whole prompts is admitted when nothing runs, and decodes until its last "
+    "member ends",
+    source="FasterTransformer, request-level batching",
+    deviates="members that end early free their pages at once",
+    page_rule="limit",
+    whole_prompts=True,
+  ),
+  "simple_chunking": Policy(
+    rule=alternate(first_of(serve(prompts), admit(pages="prompt")), _DECODES),
+    formula="by turns: a step of chunks (prompts under way, or else new ones), a step of decodes",
+    source="Sarathi-Serve, the ablation 'chunked-prefills-only'",
+    page_rule="prompt",
+    exceptions=_DECODE_WAITS,
+  ),
+}
+
+
+def find(name: Hashable) -> Policy:
+  """The policy of that name; one of your own is taken as it is.
+
+  Raises:
+    ValueError: listing what exists.
+  """
+  if isinstance(name, Policy):
+    return name
+  if not isinstance(name, str) or name not in POLICIES:
+    raise ValueError(f"policy={name!r}: is unknown; there are {', '.join(POLICIES)}")
+  return POLICIES[name]

@@ -1,0 +1,203 @@
+"""The rules that policies are composed of, each in closed form: prefix sums, no loop over requests.
+
+  grants       g_i = clip(budget - sum_{j<i} need_j, 0, need_i)
+  page demand  d_i = max(ceil((computed_i + g_i) / S) - held_i, 0)
+  survivors    the first n running requests, n the largest with
+               sum_{j<n} d_j <= free + sum_{j>=n} held_j
+  admitted     the longest prefix of the waiting queue that budget, seats and pages allow
+
+`tests/testing/oracle.py` has the same rules as plain loops.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.sched.policy import Context, Draft, Rule, stateless
+
+Pages = Literal["chunk", "prompt", "limit"]
+
+
+def running(draft: Draft) -> jax.Array:
+  """Who runs."""
+  return draft.running
+
+
+def decodes(draft: Draft) -> jax.Array:
+  """Who runs and has one token to compute."""
+  return draft.decoding
+
+
+def prompts(draft: Draft) -> jax.Array:
+  """Who runs and is in the middle of its prompt."""
+  return draft.running & ~draft.decoding
+
+
+def cap_by_threshold() -> Rule:
+  """need_i = min(need_i, threshold); a lone request is spared where `cap_when_alone` is off.
+
+  Source: vLLM `long_prefill_token_threshold`.
+  """
+
+  def apply(draft: Draft, context: Context) -> Draft:
+    params = context.params
+    alone = jnp.sum(draft.running | draft.waiting, dtype=jnp.int32) == 1
+    threshold = params.long_prefill_token_threshold
+    capped = (threshold > 0) & (params.cap_when_alone | ~alone)
+    return replace(draft, need=jnp.where(capped, jnp.minimum(draft.need, threshold), draft.need))
+
+  return stateless(apply)
+
+
+def cap_by_stage() -> Rule:
+  """need_i = min(need_i, c(computed_i)), c falling from `high` to `low` in equal `stages`.
+
+  Stage k covers computed tokens [k, k + 1) * ceil(max_tokens / stages); its cap is rounded down to
+  a multiple of min(32, low). Source: Sarathi-Serve, dynamic chunk schedule.
+  """
+
+  def apply(draft: Draft, context: Context) -> Draft:
+    low, high, stages, max_tokens = (
+      jnp.asarray(context.params.policy[name], jnp.int32)
+      for name in ("low", "high", "stages", "max_tokens")
+    )
+    stage = jnp.clip(draft.computed // ceil_div(max_tokens, stages), 0, stages - 1)
+    size = high - (high - low) * stage // jnp.maximum(stages - 1, 1)
+    unit = jnp.minimum(32, low)
+    cap = jnp.maximum(size // unit * unit, 1)
+    return replace(draft, need=jnp.minimum(draft.need, cap))
+
+  return stateless(apply)
+
+
+def serve(who: Callable[[Draft], jax.Array]) -> Rule:
+  """Grants what the chosen requests need, in order, out of what is left of the budget."""
+
+  def apply(draft: Draft, context: Context) -> Draft:
+    need = jnp.where(who(draft) & ~draft.preempted, draft.need, 0)
+    tokens = grants(need, draft.budget)
+    return replace(draft, tokens=draft.tokens + tokens, budget=draft.budget - jnp.sum(tokens))
+
+  return stateless(apply)
+
+
+def fit_pages(evict_when_full: bool = False) -> Rule:
+  """Gives what runs its pages; the tail of the running order is preempted until they suffice.
+
+  Args:
+    evict_when_full: a decode also evicts when no page is free and it needs none, as Sarathi-Serve
+      and vLLM V0 do.
+  """
+
+  def apply(draft: Draft, context: Context) -> Draft:
+    page_size = context.config.cache.page_size
+    served = draft.running & (draft.tokens > 0)
+    demand = ceil_div(draft.computed + draft.tokens, page_size) - draft.held
+    demand = jnp.where(served, jnp.maximum(demand, 0), 0)
+    held = jnp.where(draft.running, draft.held, 0)
+    demand_sum, held_sum = prefix_sum(jnp.stack([demand, held]))
+    wanted = demand_sum
+    if evict_when_full:
+      wanted = jax.lax.cummax(jnp.where(served, demand_sum - demand + jnp.maximum(demand, 1), 0))
+    fits = wanted <= draft.free + held_sum[-1] - held_sum
+    preempted = draft.running & ~fits
+    pages = jnp.where(preempted, 0, demand)
+    freed = jnp.sum(jnp.where(preempted, held, 0))
+    unspent = jnp.sum(jnp.where(preempted, draft.tokens, 0))
+    return replace(
+      draft,
+      tokens=jnp.where(preempted, 0, draft.tokens),
+      pages=draft.pages + pages,
+      preempted=draft.preempted | preempted,
+      budget=draft.budget + unspent,
+      free=draft.free + freed - jnp.sum(pages),
+    )
+
+  return stateless(apply)
+
+
+def admit(*, pages: Pages = "chunk", whole: bool = False, only_if_idle: bool = False) -> Rule:
+  """Admits the longest prefix of the waiting queue that fits; nobody in a step that preempts.
+
+  Args:
+    pages: what a newcomer is given: pages of its first chunk, of its whole prompt, or of the
+      longest request there may be. The first leaves to `SchedulerConfig.reserve` what must look
+      free beyond that.
+    whole: prompts are admitted only into a step that holds them whole, as with
+      `chunked_prefill` off.
+    only_if_idle: only when nothing runs.
+  """
+
+  def apply(draft: Draft, context: Context) -> Draft:
+    params = context.params
+    lane = jnp.arange(draft.need.shape[0])
+    candidate = draft.waiting & ~draft.idle
+    need = jnp.where(candidate, draft.need, 0)
+    tokens = grants(need, draft.budget)
+    given, wanted = _admission_pages(draft, tokens, candidate, pages, context)
+    seats = jnp.sum(draft.running & ~draft.preempted, dtype=jnp.int32)
+    taken = seats + prefix_sum(candidate.astype(jnp.int32))
+    spare = jnp.where(taken > 1, params.watermark_pages, 0)
+    ok = (tokens > 0) & (taken <= params.max_num_seqs) & (wanted + spare <= draft.free)
+    ok &= (tokens == need) if whole else (params.chunked_prefill | (tokens == need))
+    refused = jnp.where(candidate & ~ok, lane, lane.shape[0])
+    closed = jnp.any(draft.preempted)
+    if only_if_idle:
+      closed |= jnp.any(draft.running)
+    admitted = candidate & (lane < jnp.where(closed, 0, jnp.min(refused)))
+    tokens, given = jnp.where(admitted, tokens, 0), jnp.where(admitted, given, 0)
+    return replace(
+      draft,
+      tokens=draft.tokens + tokens,
+      pages=draft.pages + given,
+      admitted=draft.admitted | admitted,
+      budget=draft.budget - jnp.sum(tokens),
+      free=draft.free - jnp.sum(given),
+    )
+
+  return stateless(apply)
+
+
+def _admission_pages(
+  draft: Draft, tokens: jax.Array, candidate: jax.Array, pages: Pages, context: Context
+) -> tuple[jax.Array, jax.Array]:
+  """(pages given to each newcomer, pages that must be free for all up to it), i32[Q] each."""
+  config = context.config
+  page_size = config.cache.page_size
+  prompt = jnp.where(candidate, ceil_div(draft.known, page_size), 0)
+  if pages == "limit":
+    given = jnp.where(candidate, config.pages_per_request, 0)
+    return given, prefix_sum(given)
+  if pages == "prompt":
+    return prompt, prefix_sum(prompt)
+  first = jnp.where(candidate, ceil_div(tokens, page_size), 0)
+  if config.reserve == "none":
+    return first, prefix_sum(first)
+  if config.reserve == "gate":
+    return first, prefix_sum(first) - first + prompt
+  promised = ceil_div(draft.known, page_size) - draft.held - draft.pages
+  promised = jnp.where(draft.running & ~draft.idle, jnp.maximum(promised, 0), 0)
+  return first, prefix_sum(promised + prompt)
+
+
+def grants(need: jax.Array, budget: jax.Array) -> jax.Array:
+  """i32[Q]: what each gets of `budget`, in order."""
+  return jnp.clip(budget - (prefix_sum(need) - need), 0, need)
+
+
+def prefix_sum(x: jax.Array) -> jax.Array:
+  """Inclusive sums along the last axis, i32."""
+  return jnp.cumsum(x, axis=-1, dtype=jnp.int32)
+
+
+def ceil_div(a: jax.Array, b: jax.Array | int) -> jax.Array:
+  """ceil(a / b) of integers."""
+  return (a + (b - 1)) // b
+
+
+def replace(draft: Draft, **fields: jax.Array) -> Draft:
+  """The draft with other fields."""
+  return dataclasses.replace(draft, **fields)
