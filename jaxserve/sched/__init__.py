@@ -13,6 +13,6 @@ from jaxserve.sched.policy import Policy, alternate, chain, first_of
 from jaxserve.sched.step import schedule
 
 __all__ = [
-  "POLICIES", "Policy", "abort", "alternate", "chain", "check_request", "chunking_allowed", "commit",
-  "first_of", "init", "lay_out", "make_params", "request_limit", "schedule", "submit",
+  "POLICIES", "Policy", "abort", "alternate", "chain", "check_request", "chunking_allowed",
+  "commit", "first_of", "init", "lay_out", "make_params", "request_limit", "schedule", "submit",
 ]  # fmt: skip

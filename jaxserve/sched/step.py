@@ -4,12 +4,13 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxserve import cache
 from jaxserve.config import SchedulerConfig
 from jaxserve.sched import lifecycle, policies
 from jaxserve.sched.policy import Context, Draft, begin
-from jaxserve.types import Decision, SchedulerParams, SchedulerState, Status
+from jaxserve.types import Decision, PagePool, SchedulerParams, SchedulerState, Status
 
 
 def schedule(
@@ -99,18 +100,36 @@ def _hand_out_pages(
   state: SchedulerState, grants: Draft, config: SchedulerConfig
 ) -> SchedulerState:
   """Pops the pages of the step and appends them to the block tables, in order of service."""
-  num_requests, num_pages = config.max_requests, config.cache.num_pages
-  size = num_pages
-  if policies.find(config.policy).page_rule == "chunk":
-    # A request's tokens may straddle one page more than they fill.
-    size = min(num_pages, config.max_budget // config.cache.page_size + config.max_num_seqs)
+  # A request's tokens may straddle one page more than they fill.
+  size = config.max_budget // config.cache.page_size + config.max_num_seqs
+  size = min(config.cache.num_pages, size)
   ends = jnp.cumsum(grants.pages, dtype=jnp.int32)
-  pool, ids = cache.allocate(state.pool, ends[-1], size)
-  lane = jnp.arange(size, dtype=jnp.int32)
-  index = jnp.searchsorted(ends, lane, side="right").astype(jnp.int32)
-  request = grants.request.at[index].get(mode="fill", fill_value=num_requests)
-  offset = lane - (ends - grants.pages).at[index].get(mode="fill", fill_value=0)
-  column = state.num_pages.at[request].get(mode="fill", fill_value=0) + offset
-  request = jnp.where(lane < ends[-1], request, num_requests + lane)
-  tables = state.block_tables.at[request, column].set(ids, mode="drop", unique_indices=True)
+
+  def hand_out(start: jax.Array | int, carry: tuple) -> tuple:
+    """Pages [start, start + size) of the step."""
+    pool, tables = carry
+    return _hand_out_some(state, grants, ends, start, size, pool, tables)
+
+  carry = state.pool, state.block_tables
+  if policies.find(config.policy).page_rule == "chunk":
+    pool, tables = hand_out(0, carry)
+  else:  # whole prompts may need more
+    rounds = (ends[-1] + (size - 1)) // size
+    pool, tables = lax.fori_loop(0, rounds, lambda i, c: hand_out(i * size, c), carry)
   return dataclasses.replace(state, pool=pool, block_tables=tables)
+
+
+def _hand_out_some(
+  state: SchedulerState, grants: Draft, ends: jax.Array, start: jax.Array | int, size: int,
+  pool: PagePool, tables: jax.Array,
+) -> tuple[PagePool, jax.Array]:  # fmt: skip
+  num_requests = state.queue.shape[0]
+  lane = jnp.arange(size, dtype=jnp.int32)
+  live = start + lane < ends[-1]
+  pool, ids = cache.allocate(pool, jnp.sum(live, dtype=jnp.int32), size)
+  index = jnp.searchsorted(ends, start + lane, side="right").astype(jnp.int32)
+  request = grants.request.at[index].get(mode="fill", fill_value=num_requests)
+  offset = start + lane - (ends - grants.pages).at[index].get(mode="fill", fill_value=0)
+  column = state.num_pages.at[request].get(mode="fill", fill_value=0) + offset
+  request = jnp.where(live, request, num_requests + lane)
+  return pool, tables.at[request, column].set(ids, mode="drop", unique_indices=True)
