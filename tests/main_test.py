@@ -88,10 +88,18 @@ def test_replay_on_the_random_model(tmp_path):
   assert (whole["budget"], whole["chunked_prefill"]) == (192, False)
   assert json.loads((tmp_path / "result.json").read_text()) == document
   assert "<svg" in (tmp_path / "report.html").read_text()
-  steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+  lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+  assert (lines[0]["event"], lines[0]["model"]) == ("header", "random")
+  assert sum(line["event"] == "submit" for line in lines) == 22
+  steps = [line for line in lines if line["event"] == "step"]
   assert len(steps) == chunked["steps"] + whole["steps"]
   assert all(s["num_tokens"] <= s["budget"] for s in steps)
   assert (tmp_path / "cache" / "xla").stat().st_mode & 0o777 == 0o700
+  command = [sys.executable, "-m", "experiments.plans", "replay", str(tmp_path / "steps.jsonl")]
+  command.append(f"--cache_dir={tmp_path}/cache")
+  again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+  assert again.returncode == 0, again.stdout + again.stderr
+  assert again.stdout.count("bit by bit") == 2 and "not promised" not in again.stderr
 
 
 def test_generate_on_the_random_model(tmp_path):

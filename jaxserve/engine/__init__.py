@@ -6,9 +6,9 @@ step of overlap deep; `generate` runs prompts to their end.
 
 from jaxserve.engine.config import EngineConfig, token_buckets
 from jaxserve.engine.engine import Engine, QueueFullError
-from jaxserve.engine.request import Completion, SamplingParams, StepEvents
+from jaxserve.engine.request import Completion, Listener, SamplingParams, StepEvents
 
 __all__ = [
-  "Completion", "Engine", "EngineConfig", "QueueFullError", "SamplingParams", "StepEvents",
-  "token_buckets",
+  "Completion", "Engine", "EngineConfig", "Listener", "QueueFullError", "SamplingParams",
+  "StepEvents", "token_buckets",
 ]  # fmt: skip

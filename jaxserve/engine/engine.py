@@ -15,6 +15,7 @@ from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableT
 from jaxserve.engine.request import (
   Completion,
   FinishReason,
+  Listener,
   Request,
   SamplingParams,
   Scheduled,
@@ -63,7 +64,8 @@ class Engine:
     params: SchedulerParams,
     seed: int = 0,
   ):
-    self.config = config
+    self.config, self.seed = config, seed
+    self.listener: Listener | None = None  # told of everything that happens
     self.guard = CompileGuard()
     self._leaves, self._table, self._devices = leaves, table, where
     self._rng = np.random.default_rng(seed)
@@ -139,6 +141,11 @@ class Engine:
     return len(self._requests)
 
   @property
+  def is_idle(self) -> bool:
+    """No request, and no step whose outputs are still to be read."""
+    return not self._requests and not self._in_flight
+
+  @property
   def num_free_pages(self) -> int:
     """Pages that nobody holds."""
     numbers = np.asarray(self._state.numbers)
@@ -148,6 +155,8 @@ class Engine:
     """Changes budget, seats or threshold from the next scheduled step on; nothing recompiles."""
     self._params = params
     self._placed_params = jax.device_put(packing.pack_params(params), self._devices.scheduler)
+    if self.listener:
+      self.listener.on_params(params)
 
   def submit(
     self, prompt: Sequence[int], sampling: SamplingParams | None = None, *, priority: int = 0
@@ -180,8 +189,13 @@ class Engine:
     slot = int(slot_array)
     if slot == config.max_requests:
       raise QueueFullError(f"all {config.max_requests} request slots are taken; try again later")
+    if sampling.seed is None:
+      sampling = dataclasses.replace(sampling, seed=int(self._rng.integers(_MAX_SEED)))
     self._upload(slot, prompt, sampling)
-    return self._remember(slot, prompt, sampling)
+    request = self._remember(slot, prompt, sampling)
+    if self.listener:
+      self.listener.on_submit(request.id, request.prompt, sampling, priority)
+    return request.id
 
   def abort(self, request_id: int) -> Completion | None:
     """Ends a request now, whatever its state; its pages are free at once.
@@ -193,6 +207,8 @@ class Engine:
     if slot is None:
       return None
     self._state = self._table["abort",](self._state, self._mask([slot]))
+    if self.listener:
+      self.listener.on_abort(request_id)
     return completion(self._requests.pop(slot), "abort")
 
   def step(self) -> StepEvents | None:
@@ -205,7 +221,10 @@ class Engine:
       if not self._dispatch():
         break
     if self._in_flight:
-      return self._collect()
+      events = self._collect()
+      if self.listener:
+        self.listener.on_step(events)
+      return events
     if self._requests:
       raise RuntimeError(f"{len(self._requests)} requests wait and no step can serve any of them")
     return None
@@ -239,7 +258,7 @@ class Engine:
     Args:
       most_tokens: leave out token buckets above the one that holds so many; None: all.
     """
-    if self._requests or self._in_flight:
+    if not self.is_idle:
       raise RuntimeError(f"{len(self._requests)} requests are being served: warm up before")
     buckets = self.config.buckets
     largest = buckets[-1] if most_tokens is None else bucket_for(most_tokens, buckets)
@@ -258,20 +277,19 @@ class Engine:
   def _upload(self, slot: int, prompt: Sequence[int], sampling: SamplingParams) -> None:
     tokens = np.zeros(self.config.scheduler.max_model_len, np.int32)
     tokens[: len(prompt)] = prompt
-    seed = self._rng.integers(_MAX_SEED) if sampling.seed is None else sampling.seed % _MAX_SEED
     options = SamplingTable(
       temperature=scalar(sampling.temperature, np.float32),
       top_k=scalar(max(sampling.top_k, 0), np.int32),
       top_p=scalar(sampling.top_p, np.float32),
       min_p=scalar(sampling.min_p, np.float32),
-      seed=scalar(seed, np.uint32),
+      seed=scalar((sampling.seed or 0) % _MAX_SEED, np.uint32),
     )
     model = self._model
     model.token_table, model.sampling = self._table["upload",](
       model.token_table, model.sampling, np.int32(slot), tokens, options
     )
 
-  def _remember(self, slot: int, prompt: Sequence[int], sampling: SamplingParams) -> int:
+  def _remember(self, slot: int, prompt: Sequence[int], sampling: SamplingParams) -> Request:
     eos = () if sampling.ignore_eos else self.config.eos_token_ids
     request = Request(
       id=self._next_id,
@@ -283,7 +301,7 @@ class Engine:
     self._next_id += 1
     self._requests[slot] = request
     self._slots[request.id] = slot
-    return request.id
+    return request
 
   def _dispatch(self) -> bool:
     """Schedules one step and hands it to the device; False if there was nothing to compute."""
@@ -411,11 +429,13 @@ class Engine:
 
 def _scheduled(decision: Decision, requests: Sequence[Request]) -> tuple[Scheduled, ...]:
   tokens, start, samples = decision.tokens, decision.start, decision.samples
+  new_pages = decision.new_pages
   return tuple(
     Scheduled(
       request_id=request.id,
       start=int(start[request.slot]),
       tokens=int(tokens[request.slot]),
+      new_pages=int(new_pages[request.slot]),
       samples=bool(samples[request.slot]),
       is_prefill=int(start[request.slot]) < len(request.prompt),
     )

@@ -3,7 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol
+
+from jaxserve.types import SchedulerParams
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -81,11 +83,15 @@ class TokenEvent:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheduled:
-  """What one step computed for one request: `tokens` from position `start` on."""
+  """What one step computed for one request: `tokens` from position `start` on.
+
+  `new_pages` pages were handed to it for them.
+  """
 
   request_id: int
   start: int
   tokens: int
+  new_pages: int
   samples: bool
   is_prefill: bool
 
@@ -120,6 +126,27 @@ class StepEvents:
   def num_tokens(self) -> int:
     """Tokens computed, padding left out."""
     return sum(s.tokens for s in self.scheduled)
+
+
+class Listener(Protocol):
+  """Who is told, in order, of everything that goes into an engine and comes out of it.
+
+  Called on the engine's own thread; what is refused is not told.
+  """
+
+  def on_submit(
+    self, request_id: int, prompt: tuple[int, ...], sampling: SamplingParams, priority: int
+  ) -> None:
+    """A request was accepted; its seed is never None."""
+
+  def on_abort(self, request_id: int) -> None:
+    """A request that had not finished was aborted."""
+
+  def on_params(self, params: SchedulerParams) -> None:
+    """From the next scheduled step on, these hold."""
+
+  def on_step(self, events: StepEvents) -> None:
+    """The outputs of a step were read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

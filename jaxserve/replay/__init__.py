@@ -6,11 +6,9 @@ from jaxserve.replay.records import (
   StepRecord,
   StepRequest,
   run_result,
-  steps_jsonl,
 )
 from jaxserve.replay.report import render_report
 
 __all__ = [
   "RequestTrace", "RunRecord", "StepRecord", "StepRequest", "render_report", "run_result",
-  "steps_jsonl",
 ]  # fmt: skip

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxserve import sched
-from jaxserve.engine import Engine
 from jaxserve.engine.startup import Started
-from jaxserve.replay import runner
-from jaxserve.replay.records import RunRecord, run_result, steps_jsonl
+from jaxserve.replay import recording, runner
+from jaxserve.replay.recorder import Recorder
+from jaxserve.replay.records import RunRecord, run_result
 from jaxserve.replay.report import render_report
 from jaxserve.replay.workload import LONG_QUESTION, Arrival, StallSizes, fitted, stall_workload
 from jaxserve.text.chat import render_chat
@@ -29,11 +29,13 @@ class Result:
     runs: chunked, then unchunked.
     texts: replies of the first run, by request.
     document: what `result.json` and the last line of stdout hold.
+    events: the recording of both runs, for `steps.jsonl`.
   """
 
   runs: Sequence[RunRecord]
   texts: Mapping[str, str]
   document: Mapping[str, Any]
+  events: Sequence[recording.Event]
 
 
 def long_text() -> str:
@@ -70,7 +72,9 @@ def run_experiment(
   step_s = runner.decode_step_seconds(engine, hello, sizes.streams, _WARM_UP_STEPS)
   prompt = _long_prompt(tokenizer, encode_chat, sizes.long_prompt_tokens)
   arrivals = stall_workload(encode_chat, prompt, step_s, sizes)
-  runs, outputs = _both_runs(engine, arrivals)
+  events: list[recording.Event] = []
+  recorder = Recorder(engine, started.options.model, events.append)
+  runs, outputs = _both_runs(recorder, arrivals)
   agreement = runner.compare(outputs[0], outputs[1])
   document = {
     "model": checkpoint.name,
@@ -82,7 +86,7 @@ def run_experiment(
     "runs": [run_result(run) for run in runs],
   }
   texts = {name: tokenizer.decode([e.token for e in events]) for name, events in outputs[0].items()}
-  return Result(runs=runs, texts=texts, document=document)
+  return Result(runs=runs, texts=texts, document=document, events=events)
 
 
 def write(result: Result, directory: pathlib.Path, title: str) -> None:
@@ -90,7 +94,8 @@ def write(result: Result, directory: pathlib.Path, title: str) -> None:
   directory.mkdir(parents=True, exist_ok=True)
   (directory / "report.html").write_text(render_report(title, result.runs, result.document))
   (directory / "result.json").write_text(json.dumps(result.document, indent=2) + "\n")
-  (directory / "steps.jsonl").write_text(steps_jsonl(result.runs))
+  lines = "".join(recording.to_line(event) for event in result.events)
+  (directory / "steps.jsonl").write_text(lines, "utf-8")
 
 
 def table(result: Result) -> str:
@@ -114,8 +119,9 @@ def _cell(value: object) -> str:
 
 
 def _both_runs(
-  engine: Engine, arrivals: Sequence[Arrival]
+  recorder: Recorder, arrivals: Sequence[Arrival]
 ) -> tuple[list[RunRecord], list[runner.Outputs]]:
+  engine = recorder.engine
   chosen, config = engine.params, engine.config.scheduler
   whole = sched.make_params(config, budget=config.max_model_len, chunked_prefill=False)
   settings = [
@@ -126,7 +132,7 @@ def _both_runs(
   for name, params in settings:
     logging.getLogger(__name__).info("Running %d requests, %s", len(arrivals), name)
     engine.set_params(params)
-    run, tokens = runner.run(engine, arrivals, name, str(config.policy))
+    run, tokens = runner.run(recorder, arrivals, name, str(config.policy))
     runs.append(run)
     outputs.append(tokens)
   engine.set_params(chosen)

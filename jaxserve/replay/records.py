@@ -1,11 +1,10 @@
-"""What happened in a run, as plain data: what the report draws and `steps.jsonl` keeps.
+"""What happened in a run, as plain data: what the report draws. `recording` keeps it in a file.
 
 Times are in seconds on one clock for a whole run; its origin does not matter.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from jaxserve import metrics
@@ -21,11 +20,30 @@ class StepRequest:
     id: of the request.
     tokens: computed for it.
     kind: "prefill" for a chunk of its prompt (or of a replay after preemption), else "decode".
+    start: position of the first of these tokens in the request.
+    new_pages: pages handed to it in this step.
+    samples: the step yields its next output token.
   """
 
   id: str
   tokens: int
   kind: Kind
+  start: int = 0
+  new_pages: int = 0
+  samples: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepToken:
+  """One token that a step sampled.
+
+  Attributes:
+    id: of the request.
+    token: its id in the vocabulary.
+  """
+
+  id: str
+  token: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +59,10 @@ class StepRecord:
     num_tokens: tokens scheduled.
     requests: who got them, in order of service.
     preempted: requests that lost their pages in this step.
+    admitted: requests that entered the running set in this step.
+    rows: rows that the head computes, padding included; 0 if no request samples.
+    outputs: sampled tokens, in order of service; none of requests that were gone by then.
+    logits: digest of what the model said of these outputs; None without any.
   """
 
   step: int
@@ -51,6 +73,10 @@ class StepRecord:
   num_tokens: int
   requests: Sequence[StepRequest]
   preempted: Sequence[str] = ()
+  admitted: Sequence[str] = ()
+  rows: int = 0
+  outputs: Sequence[StepToken] = ()
+  logits: str | None = None
 
   def tokens_of(self, kind: Kind) -> int:
     """Tokens of one kind."""
@@ -145,12 +171,6 @@ class RunRecord:
   def to_dict(self) -> dict[str, Any]:
     """Plain data for JSON."""
     return dataclasses.asdict(self)
-
-
-def steps_jsonl(runs: Iterable[RunRecord]) -> str:
-  """All steps of all runs, one JSON object a line: the fields of `StepRecord` and `run`."""
-  lines = ({"run": run.name} | step.to_dict() for run in runs for step in run.steps)
-  return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
 def run_result(run: RunRecord) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from jaxserve import cost, metrics
 from jaxserve.replay import charts, svg
 from jaxserve.replay.records import RunRecord, run_result
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark;
   --page: #fff; --ink: #1c1e21; --soft: #5c6370; --grid: #e6e8ec; --rule: #d5d9df;
   --decode: #2f6fb3; --prefill: #e8892b; --padding: #d9dce2; --waiting: #c3c8d0;
@@ -103,7 +103,7 @@ def render_report(title: str, runs: Sequence[RunRecord], summary: Mapping[str, A
   )
   head = (
     '<meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>'
-    f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
   )
   page = "\n".join(body)
   return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{page}\n</body></html>\n'

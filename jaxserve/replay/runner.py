@@ -4,21 +4,22 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jaxserve.engine import Engine, SamplingParams, StepEvents, clock
+from jaxserve.engine import Engine, SamplingParams, clock
 from jaxserve.engine.request import TokenEvent
-from jaxserve.replay.records import RequestTrace, RunRecord, StepRecord, StepRequest
+from jaxserve.replay.recorder import Recorder
+from jaxserve.replay.records import RequestTrace, RunRecord, StepRecord
 from jaxserve.replay.workload import Arrival
 
 Outputs = Mapping[str, Sequence[TokenEvent]]
 
 
 def run(
-  engine: Engine, arrivals: Sequence[Arrival], name: str, policy: str
+  recorder: Recorder, arrivals: Sequence[Arrival], name: str, policy: str
 ) -> tuple[RunRecord, Outputs]:
   """Runs an open-loop workload to its end under the engine's current parameters.
 
   Args:
-    engine: idle.
+    recorder: of an idle engine; the run is recorded.
     arrivals: in order of time.
     name: of the run, for people.
     policy: of the scheduler, for the record.
@@ -26,25 +27,27 @@ def run(
   Returns:
     (what happened, the tokens of every request).
   """
-  begin, pending = clock.now(), collections.deque(arrivals)
+  engine, begin, pending = recorder.engine, clock.now(), collections.deque(arrivals)
   names: dict[int, str] = {}
   steps: list[StepRecord] = []
   outputs: dict[str, list[TokenEvent]] = {arrival.id: [] for arrival in arrivals}
   times: dict[str, list[float]] = {arrival.id: [] for arrival in arrivals}
-  while pending or engine.num_requests:
-    while pending and begin + pending[0].at_s <= clock.now():
-      arrival = pending.popleft()
-      sampling = SamplingParams(max_tokens=arrival.max_tokens)
-      names[engine.submit(arrival.prompt, sampling)] = arrival.id
-    events = engine.step()
-    if events is None:
-      if pending:
-        clock.sleep_until(begin + pending[0].at_s)
-      continue
-    steps.append(_record(events, names))
-    for event in events.outputs:
-      outputs[names[event.request_id]].append(event)
-      times[names[event.request_id]].append(events.done_s)
+  with recorder.run(name, policy):
+    while pending or not engine.is_idle:
+      while pending and begin + pending[0].at_s <= clock.now():
+        arrival = pending.popleft()
+        sampling = SamplingParams(max_tokens=arrival.max_tokens)
+        names[recorder.submit(arrival.id, arrival.prompt, sampling)] = arrival.id
+      events = engine.step()
+      if events is None:
+        if pending:
+          clock.sleep_until(begin + pending[0].at_s)
+        continue
+      assert recorder.last_step is not None, "it has just been told of a step"
+      steps.append(recorder.last_step)
+      for event in events.outputs:
+        outputs[names[event.request_id]].append(event)
+        times[names[event.request_id]].append(events.done_s)
   return RunRecord(
     name=name,
     policy=policy,
@@ -65,26 +68,6 @@ def decode_step_seconds(engine: Engine, prompt: Sequence[int], rows: int, steps:
       ends.append(events.done_s)
   gaps = sorted(after - before for before, after in zip(ends, ends[1:], strict=False))
   return gaps[len(gaps) // 2]
-
-
-def _record(events: StepEvents, names: Mapping[int, str]) -> StepRecord:
-  return StepRecord(
-    step=events.step,
-    start_s=events.dispatched_s,
-    end_s=events.done_s,
-    budget=events.budget,
-    bucket=events.bucket,
-    num_tokens=events.num_tokens,
-    requests=[
-      StepRequest(
-        id=names[part.request_id],
-        tokens=part.tokens,
-        kind="prefill" if part.is_prefill else "decode",
-      )
-      for part in events.scheduled
-    ],
-    preempted=[names[request_id] for request_id in events.preempted],
-  )
 
 
 def _trace(

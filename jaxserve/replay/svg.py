@@ -131,6 +131,13 @@ def y_axis(
   )
 
 
+def standalone(drawing: str, style: str) -> str:
+  """A `picture` as a file of its own, with its style sheet inside."""
+  namespace = '<svg xmlns="http://www.w3.org/2000/svg"'
+  head, body = drawing.replace("<svg", namespace, 1).split(">", 1)
+  return f"{head}>{element('style', style)}{body}\n"
+
+
 def picture(width: float, height: float, description: str, *children: str) -> str:
   """The whole drawing: scales with the page, and says what it shows to who cannot see it."""
   return element(

@@ -35,17 +35,6 @@ def test_step_counts_its_tokens():
   assert (step.tokens_of("prefill"), step.tokens_of("decode"), step.padding) == (5, 1, 2)
 
 
-def test_steps_jsonl_has_the_plan_of_every_step():
-  runs = synthetic.both_runs()
-  lines = [json.loads(line) for line in records.steps_jsonl(runs).splitlines()]
-  assert len(lines) == sum(len(run.steps) for run in runs)
-  first = runs[0].steps[0]
-  assert lines[0]["run"] == runs[0].name and lines[0]["budget"] == 256
-  assert lines[0]["requests"] == [{"id": "chat-0", "tokens": 60, "kind": "prefill"}]
-  assert set(lines[0]) == {"run"} | set(first.to_dict())
-  assert all(sum(r["tokens"] for r in line["requests"]) == line["num_tokens"] for line in lines)
-
-
 def test_run_begins_and_ends_with_anything():
   run = _run(_request("a", 2.0, 3.0), _request("b", 1.5, 5.0), steps=(_step(2.5, 4.0),))
   assert (run.start_s, run.end_s) == (1.5, 5.0)

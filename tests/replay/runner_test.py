@@ -3,7 +3,8 @@
 import pytest
 
 from jaxserve.engine.request import TokenEvent
-from jaxserve.replay import runner
+from jaxserve.replay import recording, runner
+from jaxserve.replay.recorder import Recorder
 from jaxserve.replay.workload import Arrival
 from tests.testing.engines import MODEL, idle_engine, plain_greedy, weights
 
@@ -37,7 +38,9 @@ def test_run_serves_every_arrival_and_records_every_step():
     Arrival(id="long", at_s=0.01, prompt=tuple(range(40)), max_tokens=2, is_long_prompt=True),
     Arrival(id="late", at_s=0.2, prompt=(4,), max_tokens=1),
   ]
-  record, outputs = runner.run(engine, arrivals, "name", "vllm_v1")
+  events = []
+  recorder = Recorder(engine, "tiny", events.append)
+  record, outputs = runner.run(recorder, arrivals, "name", "vllm_v1")
   for arrival in arrivals:
     expected = plain_greedy(weights(), MODEL, arrival.prompt, arrival.max_tokens)
     assert tuple(e.token for e in outputs[arrival.id]) == expected
@@ -47,4 +50,27 @@ def test_run_serves_every_arrival_and_records_every_step():
   assert record.long_prompt.id == "long"
   assert sum(s.tokens_of("prefill") for s in record.steps) == 3 + 40 + 1
   assert all(s.num_tokens <= 9 == s.budget for s in record.steps)
-  assert engine.num_requests == 0 and engine.retraces == 0
+  assert engine.is_idle and engine.retraces == 0
+  (run,) = recording.parse("".join(map(recording.to_line, events))).runs
+  assert (run.name, run.complete) == ("name", True) and list(run.steps) == record.steps
+  assert {name: len(tokens) for name, tokens in run.tokens.items()} == {
+    "a": 6,
+    "long": 2,
+    "late": 1,
+  }
+
+
+def test_a_run_after_one_that_ended_by_a_stop_token_starts_afresh():
+  """The step in flight for whoever stopped belongs to the run that scheduled it."""
+  engine, prompt = idle_engine(), (1, 2, 3)
+  first = plain_greedy(weights(), MODEL, prompt, 1)
+  recorder = Recorder(engine, "tiny", lambda event: None)
+  object.__setattr__(engine.config, "eos_token_ids", first)
+  try:
+    for _ in range(2):
+      arrivals = [Arrival(id="a", at_s=0.0, prompt=prompt, max_tokens=9)]
+      record, outputs = runner.run(recorder, arrivals, "name", "token_budget")
+      assert [event.finish_reason for event in outputs["a"]] == ["stop"]
+      assert [step.num_tokens for step in record.steps] == [3, 1] and engine.is_idle
+  finally:
+    object.__setattr__(engine.config, "eos_token_ids", ())
