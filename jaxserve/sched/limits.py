@@ -25,6 +25,8 @@ def make_params(
 ) -> SchedulerParams:
   """Validated scheduler parameters. To sweep them, replace a field by an array and vmap.
 
+  Warns about an explicit budget that no step can use up.
+
   An unchunked budget below max_model_len is accepted here; a prompt longer than it is then refused
   by `check_request`.
 
@@ -41,6 +43,7 @@ def make_params(
   Raises:
     ValueError: naming the field, its value and the remedy.
   """
+  explicit = budget is not None
   budget = config.max_budget if budget is None else budget
   max_num_seqs = config.max_num_seqs if max_num_seqs is None else max_num_seqs
   checks = [
@@ -59,6 +62,11 @@ def make_params(
   for ok, field, value, remedy in checks:
     if not ok:
       raise ValueError(f"{field}={value}: {remedy}")
+  if explicit and budget > max_num_seqs * config.max_model_len:
+    logging.getLogger(__name__).warning(
+      "budget=%d is more than max_num_seqs=%d requests of max_model_len=%d tokens can use",
+      budget, max_num_seqs, config.max_model_len,
+    )  # fmt: skip
   return SchedulerParams(
     budget=scalar(budget, np.int32),
     max_num_seqs=scalar(max_num_seqs, np.int32),

@@ -1,0 +1,199 @@
+"""A scheduler run by request names: submit, abort, schedule and commit, jitted, on one state."""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.vectors.outcome import Unsupported
+from jaxserve import cache, sched
+from jaxserve.config import SchedulerConfig
+from jaxserve.types import Decision, SchedulerParams, SchedulerState, Status
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _schedule(state: SchedulerState, params: SchedulerParams, config: SchedulerConfig) -> Any:
+  return sched.schedule(state, params, config)
+
+
+_init = jax.jit(sched.init, static_argnames="config")
+_submit = jax.jit(sched.submit)
+_abort = jax.jit(sched.abort)
+_commit = jax.jit(sched.commit)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _start(state: SchedulerState, slot: Any, out: Any, config: SchedulerConfig) -> SchedulerState:
+  """The waiting request in `slot` as if it had run until its `out`-th output was known."""
+  computed = state.num_prompt[slot] + out - 1
+  count = -(-computed // config.cache.page_size)
+  pool, ids = cache.allocate(state.pool, count, config.pages_per_request)
+  return dataclasses.replace(
+    state,
+    status=state.status.at[slot].set(int(Status.RUNNING)),
+    num_known=state.num_known.at[slot].set(computed + 1),
+    num_computed=state.num_computed.at[slot].set(computed),
+    num_pages=state.num_pages.at[slot].set(count),
+    block_tables=state.block_tables.at[slot].set(ids),
+    pool=pool,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """One decision by request names.
+
+  decision: for `commit`.
+  order: scheduled requests in order of service.
+  tokens, start, samples: of the scheduled requests.
+  computed: tokens of the scheduled requests whose KV exists after the step.
+  admitted: in order of service; `resumed` holds those of them that were preempted before.
+  preempted: by name.
+  in_flight: preempted requests with an output in flight.
+  decoding: requests whose whole prompt was computed before the step.
+  """
+
+  decision: Decision
+  order: list[str]
+  tokens: dict[str, int]
+  start: dict[str, int]
+  samples: dict[str, bool]
+  computed: dict[str, int]
+  admitted: list[str]
+  resumed: list[str]
+  preempted: list[str]
+  in_flight: list[str]
+  decoding: frozenset[str]
+
+
+def host(tree: Any) -> Any:
+  """Arrays of a record as NumPy arrays."""
+  return jax.tree.map(np.asarray, tree)
+
+
+class Driver:
+  """Drives the pure functions and translates slots to names. Counts outputs per request."""
+
+  def __init__(self, config: SchedulerConfig, params: SchedulerParams):
+    self.config, self.params = config, params
+    self.state = _init(config)
+    self.slots: dict[str, int] = {}  # live requests
+    self.names: dict[int, str] = {}  # submit number -> name, of all requests ever
+    self.admitted: list[str] = []  # running requests in order of admission
+    self.decoding: set[str] = set()
+    self.outputs: dict[str, int] = {}
+
+  def submit(
+    self, name: str, num_prompt: int, max_total: int, priority: int = 0, await_host: bool = False
+  ) -> None:
+    number = int(self.state.num_submitted)
+    self.state, slot = _submit(
+      self.state, np.int32(num_prompt), np.int32(max_total),
+      priority=np.int32(priority), await_host=np.bool_(await_host),
+    )  # fmt: skip
+    assert int(slot) < self.config.max_requests, "the queue of the scenario is too small"
+    self.slots[name], self.names[number], self.outputs[name] = int(slot), name, 0
+
+  def start(self, name: str, out: int) -> None:
+    """Turns a request just submitted into a running decoder with `out` outputs."""
+    computed = self.field("num_prompt", name) + out - 1
+    if -(-computed // self.config.cache.page_size) > self.free_pages():
+      raise Unsupported(f"request {name} starts with {computed} tokens that the pool cannot hold")
+    self.state = _start(self.state, np.int32(self.slots[name]), np.int32(out), self.config)
+    self.admitted.append(name)
+    self.decoding.add(name)
+    self.outputs[name] = out
+
+  def abort(self, names: Collection[str]) -> list[str]:
+    """Ends requests from outside; returns those that were alive."""
+    live = [name for name in names if name in self.slots]
+    self.state = _abort(self.state, self._mask(live))
+    self._forget(live)
+    return live
+
+  def schedule(self) -> Step:
+    before = host(self.state)
+    decoding = frozenset(self.decoding)
+    self.state, decision = _schedule(self.state, self.params, config=self.config)
+    state, decision = host(self.state), host(decision)
+    name_of = {slot: name for name, slot in self.slots.items()}
+    order = [int(q) for q in decision.order if q < self.config.max_requests]
+    admitted = [q for q in order if decision.admitted[q]]
+    preempted = [int(q) for q in np.flatnonzero(decision.preempted)]
+    gone = {name_of[q] for q in preempted}
+    self.admitted = [name for name in self.admitted if name not in gone]
+    self.admitted += [name_of[q] for q in admitted]
+    self.decoding -= gone
+    self.decoding |= {name_of[q] for q in order if decision.samples[q]}
+    return Step(
+      decision=decision,
+      order=[name_of[q] for q in order],
+      tokens={name_of[q]: int(decision.tokens[q]) for q in order},
+      start={name_of[q]: int(decision.start[q]) for q in order},
+      samples={name_of[q]: bool(decision.samples[q]) for q in order},
+      computed={name_of[q]: int(state.num_computed[q]) for q in order},
+      admitted=[name_of[q] for q in admitted],
+      resumed=[name_of[q] for q in admitted if state.num_preemptions[q] > 0],
+      preempted=sorted(gone),
+      in_flight=[name_of[q] for q in preempted if before.num_in_flight[q] > 0],
+      decoding=decoding,
+    )
+
+  def yields(self, step: Step) -> list[str]:
+    """Requests, still alive, whose next output the step computes."""
+    arrival = host(self.state.arrival)
+    return [
+      name
+      for name, samples in step.samples.items()
+      if samples and name in self.slots
+      if arrival[self.slots[name]] == step.decision.arrival[self.slots[name]]
+    ]
+
+  def commit(self, step: Step, stopped: Collection[str] = ()) -> list[str]:
+    """Takes note of the outputs of a step; returns the requests that end with it."""
+    for name in self.yields(step):
+      self.outputs[name] += 1
+    name_of = {slot: name for name, slot in self.slots.items()}
+    self.state, finished = _commit(self.state, step.decision, self._mask(stopped))
+    names = [name_of[int(q)] for q in np.flatnonzero(np.asarray(finished))]
+    self._forget(names)
+    return names
+
+  def running(self) -> list[str]:
+    """Running requests in order of admission."""
+    status = host(self.state.status)
+    running = {name for name, slot in self.slots.items() if status[slot] == Status.RUNNING}
+    assert running == set(self.admitted), (running, self.admitted)
+    return list(self.admitted)
+
+  def waiting(self) -> list[str]:
+    """Waiting requests in order of service."""
+    state = host(self.state)
+    name_of = {slot: name for name, slot in self.slots.items()}
+    queue = [int(q) for q in state.queue if q < self.config.max_requests]
+    return [name_of[q] for q in queue if state.status[q] == Status.WAITING]
+
+  def free_pages(self) -> int:
+    return int(self.state.pool.num_free)
+
+  def field(self, name: str, request: str) -> int:
+    """A per-request field of the state."""
+    return int(getattr(self.state, name)[self.slots[request]])
+
+  def _mask(self, names: Collection[str]) -> np.ndarray:
+    slots = [self.slots[name] for name in names]
+    return np.isin(np.arange(self.config.max_requests), slots)
+
+  def _forget(self, names: Collection[str]) -> None:
+    for name in names:
+      del self.slots[name]
+    self.admitted = [name for name in self.admitted if name in self.slots]
+    self.decoding &= set(self.slots)
+
+
+def replaced(params: SchedulerParams, numbers: Mapping[str, int]) -> SchedulerParams:
+  """Parameters with int32 numbers put in unchecked: recorded runs may use what is refused here."""
+  return dataclasses.replace(params, **{k: np.int32(v) for k, v in numbers.items()})
