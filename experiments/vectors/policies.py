@@ -1,9 +1,5 @@
 """From the name and arguments of a policy to (SchedulerConfig, SchedulerParams)."""
 
-import dataclasses
-import importlib
-import importlib.util
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +14,7 @@ DEFAULT = "vllm_v1"
 
 def available() -> frozenset[str]:
   """Names of the policies that this version has."""
-  fields = {field.name for field in dataclasses.fields(SchedulerConfig)}
-  module = "jaxserve.sched.policies"
-  if "policy" not in fields or importlib.util.find_spec(module) is None:
-    return frozenset({DEFAULT})
-  return frozenset(importlib.import_module(module).POLICIES)
+  return frozenset(sched.POLICIES)
 
 
 def make(
@@ -54,25 +46,21 @@ def make(
   Raises:
     Unsupported: no such policy, or it does not know an argument.
   """
+  if name == "sarathi" and "dynamic" in arguments:
+    name, arguments = "sarathi_dynamic", arguments["dynamic"]
   if name not in available():
     raise Unsupported(f"no policy {name} yet")
   seats = max(16, _power_of_two(num_requests), numbers.get("max_num_seqs", 1))
-  if name != DEFAULT:
-    fields["policy"] = name
   config = SchedulerConfig(
+    policy=name,
     cache=CacheConfig(num_pages=num_pages, page_size=page_size),
     max_num_seqs=seats,
     max_requests=seats,
     max_budget=max(8192, _power_of_two(max_budget), seats),
     **fields,
   )
-  extra: dict[str, Any] = {}
-  if arguments:
-    if "policy" not in inspect.signature(sched.make_params).parameters:
-      raise Unsupported(f"policy {name} takes no argument {', '.join(sorted(arguments))}")
-    extra["policy"] = dict(arguments)
   try:
-    params = sched.make_params(config, chunked_prefill=chunked_prefill, **extra)
+    params = sched.make_params(config, chunked_prefill=chunked_prefill, policy=arguments)
   except (KeyError, TypeError, ValueError) as error:
     raise Unsupported(f"policy {name} refuses its arguments: {error}") from error
   return config, replaced(params, numbers)

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 
@@ -12,7 +12,15 @@ class RecordingError(ValueError):
 
 
 def to_plain(value: Any) -> Any:
-  """A record as dicts, lists and numbers."""
+  """A record as dicts, lists and numbers.
+
+  Raises:
+    RecordingError: it holds code, such as a policy that is not in the table.
+  """
+  if callable(value):
+    raise RecordingError(
+      f"{value!r}: code cannot be recorded; give the policy a name in jaxserve.sched.POLICIES"
+    )
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
   if isinstance(value, Mapping):
@@ -52,6 +60,8 @@ def from_plain(hint: Any, value: Any, where: str) -> Any:
 def _number_or_text(hint: Any, value: Any, where: str) -> Any:
   if hint is float and type(value) is int:
     return float(value)
+  if hint is Hashable:  # a policy, by its name
+    hint = str
   allowed = typing.get_args(hint) or (hint,)
   _expect(type(value) in allowed, value, where, " or ".join(t.__name__ for t in allowed))
   return value

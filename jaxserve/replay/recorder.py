@@ -199,9 +199,11 @@ def make_header(engine: Engine, model: str, salt: str) -> recording.Header:
   )
 
 
-def plain_params(params: SchedulerParams) -> dict[str, int | bool]:
+def plain_params(params: SchedulerParams) -> dict[str, int | bool | float]:
   """Scheduler parameters as numbers."""
-  return {name: np.asarray(value).item() for name, value in vars(params).items()}
+  flat = {name: value for name, value in vars(params).items() if name != "policy"}
+  flat |= {f"policy.{name}": value for name, value in params.policy.items()}
+  return {name: np.asarray(value).item() for name, value in flat.items()}
 
 
 def versions() -> dict[str, str]:

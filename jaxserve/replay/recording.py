@@ -14,7 +14,8 @@ request that brought none is "r" and its number.
                        page_size in tokens), dtype, attention, token_buckets (the bucket table),
                        query_tile, overlap, eos_token_ids
            seed        of the engine
-           params      `types.SchedulerParams` in use when the recording began; watermark in pages
+           params      `types.SchedulerParams` in use when the recording began; watermark in pages;
+                       hyper-parameters of the policy as "policy.NAME"
            salt        hex digits of 128 random bits, for the digests of prefix pages. No digest of
                        version 1 uses it
   run      name        for people; a run begins and ends with an idle engine. Params go on from the
@@ -74,7 +75,7 @@ from jaxserve.replay.records import RequestTrace, RunRecord, StepRecord
 
 SCHEMA = "jaxserve.steps"
 VERSION = 1
-Params = Mapping[str, int | bool]
+Params = Mapping[str, int | bool | float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -68,16 +68,19 @@ def make_params(params: recording.Params, config: SchedulerConfig) -> SchedulerP
   Raises:
     RecordingError: a parameter is missing, unknown, or above what the config has shapes for.
   """
-  like = vars(sched.make_params(config))
-  odd = sorted(like.keys() ^ params.keys())
+  like = sched.make_params(config)
+  odd = sorted(plain_params(like).keys() ^ params.keys())
   if odd:
     raise RecordingError(f"params: {odd} are not in both the recording and this jaxserve's params")
   for name, limit in (("budget", config.max_budget), ("max_num_seqs", config.max_num_seqs)):
     if not 1 <= params[name] <= limit:
       raise RecordingError(f"params.{name}={params[name]}: must be in [1, {limit}]")
-  return SchedulerParams(
-    **{name: scalar(params[name], np.asarray(value).dtype.type) for name, value in like.items()}
-  )
+  hyper = {name: scalar(params[f"policy.{name}"], np.float32) for name in like.policy}
+  numbers = {
+    name: scalar(params[name], np.asarray(value).dtype.type)
+    for name, value in vars(like).items() if name != "policy"
+  }  # fmt: skip
+  return SchedulerParams(policy=hyper, **numbers)
 
 
 def check_config(recorded: recording.Header, engine: Engine) -> None:
