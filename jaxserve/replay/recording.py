@@ -329,10 +329,10 @@ def _runs(header: Header, events: Iterable[tuple[int, Event]]) -> list[Run]:
   runs: list[Run] = []
   params = header.params
   current: list[RunEvent] | None = None
-  steps = 0
+  steps, names = 0, set[str]()
   for number, event in events:
     if isinstance(event, RunStart):
-      current, steps = [], 0
+      current, steps, names = [], 0, set()
       runs.append(
         Run(name=event.name, policy=event.policy, params=params, events=current, complete=False)
       )
@@ -340,6 +340,7 @@ def _runs(header: Header, events: Iterable[tuple[int, Event]]) -> list[Run]:
     if current is None:
       raise RecordingError(f"line {number}: {kind_of(event)!r} outside of a run; add a run line")
     _check_place(number, event, steps)
+    _check_names(number, event, names)
     if isinstance(event, RunEnd):
       runs[-1], current = dataclasses.replace(runs[-1], complete=True), None
       continue
@@ -352,6 +353,23 @@ def _runs(header: Header, events: Iterable[tuple[int, Event]]) -> list[Run]:
     steps += isinstance(event, StepRecord)
     current.append(event)
   return runs
+
+
+def _check_names(number: int, event: Event, names: set[str]) -> None:
+  """Only requests that were submitted before may be named; a submit adds its own to `names`."""
+  if isinstance(event, Submit):
+    if event.id in names:
+      raise RecordingError(f"line {number}: submit.id={event.id!r}: this run has it already")
+    names.add(event.id)
+  used = [event.id] if isinstance(event, Abort | Finish) else []
+  if isinstance(event, StepRecord):
+    used = [part.id for part in event.requests] + [output.id for output in event.outputs]
+    used += [*event.preempted, *event.admitted]
+  if odd := next((name for name in used if name not in names), None):
+    raise RecordingError(
+      f"line {number}: {kind_of(event)} names the request {odd!r}, which no submit line before "
+      "has; record the run again"
+    )
 
 
 def _check_place(number: int, event: Event, steps: int) -> None:

@@ -129,6 +129,10 @@ REFUSED = {
   "bad_option": (lambda docs: docs[4]["sampling"].__setitem__("top_p", 7.0), "top_p=7.0"),
   "lost_line": (lambda docs: docs.pop(next(
     i for i, d in enumerate(docs) if d["event"] == "step")), "a line was lost"),
+  "same_name": (lambda docs: docs[4].__setitem__("id", docs[3]["id"]), "this run has it already"),
+  "unknown_name": (lambda docs: next(
+    d for d in docs if d["event"] == "step")["outputs"].append({"id": "who", "token": 1}),
+    "names the request 'who'"),
   "outside": (lambda docs: docs.pop(1), "line 2: 'params' outside of a run"),
 }  # fmt: skip
 
