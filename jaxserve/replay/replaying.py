@@ -19,7 +19,7 @@ from jaxserve.replay.differences import (
   event_difference,
   first_field,
 )
-from jaxserve.replay.recorder import Recorder, device, versions
+from jaxserve.replay.recorder import Recorder, device, plain_params, versions
 from jaxserve.replay.records import StepRecord
 from jaxserve.types import SchedulerParams
 

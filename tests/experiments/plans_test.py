@@ -24,7 +24,7 @@ def file(tmp_path):
 def test_show_draws_in_the_terminal_and_to_files(file, tmp_path):
   done = plans("show", file, "--svg", tmp_path / "drawn" / "gantt.svg", "--width=100")
   assert done.returncode == 0, done.stderr
-  assert "run 1: first, policy token_budget, budget=30" in done.stdout
+  assert "run 1: first, policy vllm_v1, budget=30" in done.stdout
   assert "run 2: second" in done.stdout and "█" in done.stdout and "tokens/budget" in done.stdout
   assert all("<svg xmlns" in (tmp_path / "drawn" / f"gantt-{i}.svg").read_text() for i in (1, 2))
   one = plans("show", f"{file}#2", "--svg", tmp_path / "one.svg")

@@ -56,10 +56,10 @@ def lines():
   one, events = engine(), []
   recorder = Recorder(one, "tiny", events.append, SALT)
   one.set_params(sched.make_params(SCHEDULER, budget=30))
-  with recorder.run("first", "token_budget"):
+  with recorder.run("first", "vllm_v1"):
     _first_run(recorder)
   one.set_params(sched.make_params(SCHEDULER, budget=61, chunked_prefill=False))
-  with recorder.run("second", "token_budget"):
+  with recorder.run("second", "vllm_v1"):
     one.generate(LONG[:3], SamplingParams(max_tokens=4))
     run_dry(one)
   return tuple(recording.to_line(event) for event in events)

@@ -178,7 +178,7 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_recorder_wants_an_idle_engine_of_its_own_and_names_that_are_free():
   engine, events = recorded.engine(), []
   recorder = Recorder(engine, "tiny", events.append)
-  with recorder.run("one", "token_budget"):
+  with recorder.run("one", "vllm_v1"):
     recorder.submit("a", [1], SamplingParams(max_tokens=2))
     with pytest.raises(ValueError, match="name='a'"):
       recorder.submit("a", [1])
@@ -186,10 +186,10 @@ def test_recorder_wants_an_idle_engine_of_its_own_and_names_that_are_free():
       recorder.submit("b", [])
     assert not recorder.abort("b")
   assert isinstance(events[-1], recording.Submit)  # what was refused left no line, and no end
-  with pytest.raises(RuntimeError, match="idle"), recorder.run("two", "token_budget"):
+  with pytest.raises(RuntimeError, match="idle"), recorder.run("two", "vllm_v1"):
     pass
   recorded.run_dry(engine)
-  with recorder.run("two", "token_budget"):
-    with pytest.raises(RuntimeError, match="listener"), recorder.run("three", "token_budget"):
+  with recorder.run("two", "vllm_v1"):
+    with pytest.raises(RuntimeError, match="listener"), recorder.run("three", "vllm_v1"):
       pass
   assert not any(isinstance(event, StepRecord) for event in events)

@@ -31,10 +31,10 @@ def put(*path, value):
 
 
 def test_replay_is_equal_bit_by_bit_and_leaves_the_engine_as_it_was():
-  engine = recorded.engine()
+  engine, record = recorded.engine(), recorded.record()
   params = engine.params
   for _ in range(2):
-    assert replaying.replay(recorded.record(), engine) is None
+    assert replaying.replay(record, engine) is None
   assert engine.retraces == 0 and engine.params is params and engine.listener is None
   assert engine.is_idle and engine.num_free_pages == SCHEDULER.cache.num_pages
 

@@ -69,7 +69,7 @@ def test_a_run_after_one_that_ended_by_a_stop_token_starts_afresh():
   try:
     for _ in range(2):
       arrivals = [Arrival(id="a", at_s=0.0, prompt=prompt, max_tokens=9)]
-      record, outputs = runner.run(recorder, arrivals, "name", "token_budget")
+      record, outputs = runner.run(recorder, arrivals, "name", "vllm_v1")
       assert [event.finish_reason for event in outputs["a"]] == ["stop"]
       assert [step.num_tokens for step in record.steps] == [3, 1] and engine.is_idle
   finally:
