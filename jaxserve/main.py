@@ -62,6 +62,13 @@ _DTYPE = flags.DEFINE_enum(
 _ORDERING = flags.DEFINE_enum(
   "ordering", "fcfs", ["fcfs", "priority"], "First come first served, or by priority."
 )
+_POLICY = flags.DEFINE_string(
+  "policy", "vllm_v1", "Scheduling policy; an unknown name lists what exists."
+)
+_POLICY_ARGS = flags.DEFINE_list("policy_args", [], "Hyper-parameters of --policy: key=value,...")
+_COMPARE = flags.DEFINE_list(
+  "compare", [], "In --mode=replay: policies to run side by side on the same load."
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Of sampling.", lower_bound=0)
 _PROMPT = flags.DEFINE_string("prompt", None, "What to answer in --mode=generate.")
 _MAX_TOKENS = flags.DEFINE_integer(
@@ -74,6 +81,15 @@ _OUT = flags.DEFINE_string("out", None, "Where results go. Default: runs/<time>.
 _CACHE_DIR = flags.DEFINE_string(
   "cache_dir", "~/.cache/jaxserve", "Converted models and compiled executables."
 )
+
+
+def _is_number(text: str) -> bool:
+  try:
+    float(text)
+  except ValueError:
+    return False
+  return True
+
 
 flags.register_multi_flags_validator(
   ["budget", "max_num_seqs"],
@@ -106,6 +122,11 @@ flags.register_multi_flags_validator(
   ["kv_cache_tokens", "memory_fraction"],
   lambda f: f["kv_cache_tokens"] is None or f["memory_fraction"] is None,
   message="give --kv_cache_tokens or --memory_fraction, not both",
+)
+flags.register_validator(
+  "policy_args",
+  lambda pairs: all(_is_number(pair.partition("=")[2]) for pair in pairs),
+  message="must be key=value,... with numbers",
 )
 flags.register_validator(
   "memory_fraction", lambda x: x is None or 0 < x <= 1, message="must be in (0, 1]"
@@ -164,6 +185,11 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     kv_cache_tokens=_KV_TOKENS.value,
     memory_fraction=_MEMORY.value,
     ordering=_ORDERING.value,
+    policy=_POLICY.value,
+    policy_args={
+      key: float(value) for key, _, value in (pair.partition("=") for pair in _POLICY_ARGS.value)
+    },
+    other_policies=tuple(_COMPARE.value) if replay else (),
     seed=_SEED.value,
   )
   started = startup.start(startup.StartOptions(**options))
@@ -198,8 +224,9 @@ def _replay() -> int:
     times["first_step_s"] = round(time.perf_counter() - _START, 2)
 
   result = experiment.run_experiment(
-    started, _tokenizer(started), defaults.describe_hardware(), times, on_first_step=first_step
-  )
+    started, _tokenizer(started), defaults.describe_hardware(), times, compare=_COMPARE.value,
+    on_first_step=first_step,
+  )  # fmt: skip
   out = pathlib.Path(_OUT.value or time.strftime("runs/%Y%m%d-%H%M%S"))
   experiment.write(result, out, title=f"One long prompt among short chats: {_MODEL.value}")
   print(experiment.table(result))

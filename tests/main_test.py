@@ -102,6 +102,24 @@ def test_replay_on_the_random_model(tmp_path):
   assert again.stdout.count("bit by bit") == 2 and "not promised" not in again.stderr
 
 
+def test_policies_side_by_side(tmp_path):
+  done = jaxserve(
+    *SMALL, "--budget=32", "--dtype=float32", f"--out={tmp_path}", f"--cache_dir={tmp_path}/cache",
+    "--policy=sarathi_dynamic", "--policy_args=high=64,low=32,max_tokens=192",
+    "--compare=sarathi_dynamic,prefill_first",
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  document = json.loads(done.stdout.splitlines()[-1])
+  assert document["retraces"] == 0 and document["tokens_equal"] and document["near_ties"] == 0
+  runs = [(run["name"], run["policy"], run["budget"]) for run in document["runs"]]
+  assert runs == [("sarathi_dynamic",) * 2 + (32,), ("prefill_first",) * 2 + (192,)]
+  command = [sys.executable, "-m", "experiments.plans", "replay", str(tmp_path / "steps.jsonl")]
+  command.append(f"--cache_dir={tmp_path}/cache")
+  again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+  assert again.returncode == 0, again.stdout + again.stderr
+  assert again.stdout.count("bit by bit") == 2
+
+
 def test_generate_on_the_random_model(tmp_path):
   done = jaxserve(
     *SMALL, "--mode=generate", "--prompt=Hello", "--max_tokens=5", f"--cache_dir={tmp_path}"

@@ -60,6 +60,8 @@ class EngineConfig:
     query_tile: most queries of one attention work item.
     overlap: dispatch a step before the outputs of the one before it are read.
     eos_token_ids: end-of-sequence tokens.
+    other_policies: scheduling policies besides scheduler.policy that `Engine.set_policy` may
+      switch to.
   """
 
   model: ModelConfig
@@ -70,6 +72,7 @@ class EngineConfig:
   query_tile: int = 512
   overlap: bool = True
   eos_token_ids: tuple[int, ...] = ()
+  other_policies: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
     if self.scheduler.max_model_len > self.model.max_position:
@@ -101,6 +104,12 @@ class EngineConfig:
   def rows(self) -> tuple[int, ...]:
     """Row buckets of the head, rising."""
     return row_buckets(self.scheduler.max_num_seqs)
+
+  @property
+  def schedulers(self) -> tuple[SchedulerConfig, ...]:
+    """The scheduler under every policy there may be, the one to start with first."""
+    others = (p for p in dict.fromkeys(self.other_policies) if p != self.scheduler.policy)
+    return self.scheduler, *(dataclasses.replace(self.scheduler, policy=p) for p in others)
 
   def plan_shape(self, bucket: int) -> PlanShape:
     """Shape of the plans of a token bucket."""

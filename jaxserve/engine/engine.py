@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 import numpy as np
@@ -70,15 +70,17 @@ class Engine:
     self._leaves, self._table, self._devices = leaves, table, where
     self._rng = np.random.default_rng(seed)
     self._model = programs.empty_model_state(config)
-    state = packing.pack_state(sched.init(config.scheduler))
-    self._state = jax.device_put(state, where.scheduler)
+    self._empty_states = {
+      shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
+      for shapes in config.schedulers
+    }
     self._decision_like = packing.decision_like(config.scheduler)
-    self.set_params(params)
     self._requests: dict[int, Request] = {}  # by slot
     self._slots: dict[int, int] = {}  # request id -> slot
     self._in_flight: collections.deque[_InFlight] = collections.deque()
     self._unreported: tuple[int, ...] = ()  # preempted by a step that computed nothing
     self._next_id = self._num_steps = 0
+    self.set_policy(config.scheduler.policy, params)
     table.seal()
     self.guard.start()
 
@@ -158,6 +160,29 @@ class Engine:
     if self.listener:
       self.listener.on_params(params)
 
+  def set_policy(self, policy: Hashable, params: SchedulerParams) -> None:
+    """Changes the scheduling policy of an idle engine; nothing recompiles.
+
+    Args:
+      policy: scheduler.policy of the config, or one of its other_policies.
+      params: scheduler parameters, with the hyper-parameters of that policy.
+
+    Raises:
+      RuntimeError: requests are being served.
+      ValueError: the engine was not built for that policy.
+    """
+    if not self.is_idle:
+      raise RuntimeError(f"{len(self._requests)} requests are being served: change policy before")
+    if policy not in self._empty_states:
+      built = ", ".join(map(str, self._empty_states))
+      raise ValueError(f"policy={policy!r}: the engine was built for {built}")
+    self._policy = policy
+    scheduler = dataclasses.replace(self.config.scheduler, policy=policy)
+    kept = tuple(p for p in self._empty_states if p != policy and isinstance(p, str))
+    self.config = dataclasses.replace(self.config, scheduler=scheduler, other_policies=kept)
+    self._state = jax.device_put(self._empty_states[policy], self._devices.scheduler)
+    self.set_params(params)
+
   def submit(
     self, prompt: Sequence[int], sampling: SamplingParams | None = None, *, priority: int = 0
   ) -> int:
@@ -183,7 +208,7 @@ class Engine:
     if priority and config.ordering != "priority":
       raise ValueError(f'priority={priority}: the scheduler orders by arrival; use "priority"')
     limit = sched.request_limit(config, len(prompt), sampling.max_tokens)
-    self._state, slot_array = self._table["submit",](
+    self._state, slot_array = self._table["submit", self._policy](
       self._state, np.int32(len(prompt)), np.int32(limit), np.int32(priority), np.bool_(False)
     )
     slot = int(slot_array)
@@ -206,7 +231,7 @@ class Engine:
     slot = self._slots.pop(request_id, None)
     if slot is None:
       return None
-    self._state = self._table["abort",](self._state, self._mask([slot]))
+    self._state = self._table["abort", self._policy](self._state, self._mask([slot]))
     if self.listener:
       self.listener.on_abort(request_id)
     return completion(self._requests.pop(slot), "abort")
@@ -262,7 +287,7 @@ class Engine:
       raise RuntimeError(f"{len(self._requests)} requests are being served: warm up before")
     buckets = self.config.buckets
     largest = buckets[-1] if most_tokens is None else bucket_for(most_tokens, buckets)
-    self._state, empty = self._table["schedule",](self._state, self._placed_params)
+    self._state, empty = self._table["schedule", self._policy](self._state, self._placed_params)
     for bucket in (b for b in buckets if b <= largest):
       self._run_model(self._plan(empty, bucket), bucket, 0, any_samples=False)
     for rows in self.config.rows:
@@ -306,7 +331,7 @@ class Engine:
   def _dispatch(self) -> bool:
     """Schedules one step and hands it to the device; False if there was nothing to compute."""
     budget = int(self._params.budget)
-    self._state, packed = self._table["schedule",](self._state, self._placed_params)
+    self._state, packed = self._table["schedule", self._policy](self._state, self._placed_params)
     decision = unpack(np.asarray(packed), self._decision_like)
     num_tokens, num_rows = int(decision.num_tokens), int(decision.num_scheduled)
     preempted = self._unreported + self._ids(decision.preempted)
@@ -339,7 +364,7 @@ class Engine:
   def _plan(self, decision: jax.Array, bucket: int) -> jax.Array:
     """The packed plan of a packed decision, on the model's device."""
     tokens = bucket_for(bucket, self.config.layouts)
-    packed = np.asarray(self._table["lay_out", tokens](self._state, decision))
+    packed = np.asarray(self._table["lay_out", tokens, self._policy](self._state, decision))
     shapes = self.config.plan_shape(tokens), self.config.plan_shape(bucket)
     return jax.device_put(cut_plan(packed, *shapes), self._devices.model)
 
@@ -368,7 +393,7 @@ class Engine:
     output = jax.tree.map(np.asarray, flight.output)  # None stays None
     done_s = clock.now()
     events, stopped = self._take_outputs(flight, output)
-    self._state, finished = self._table["commit",](
+    self._state, finished = self._table["commit", self._policy](
       self._state, flight.decision, self._mask(stopped)
     )
     ended = set(np.flatnonzero(np.asarray(finished)).tolist())

@@ -99,8 +99,15 @@ def _abstract(tree: Any, device: jax.Device) -> Any:
 
 
 def scheduler_programs(config: EngineConfig, devices: Devices) -> Iterator[Program]:
-  """What runs on the scheduler's device, on packed records."""
-  shapes = config.scheduler
+  """What runs on the scheduler's device, on packed records; a key ends with the policy."""
+  for shapes in config.schedulers:
+    yield from _policy_programs(config, shapes, devices)
+
+
+def _policy_programs(
+  config: EngineConfig, shapes: SchedulerConfig, devices: Devices
+) -> Iterator[Program]:
+  policy = shapes.policy
   here = functools.partial(_abstract, device=devices.scheduler)
   state = here(jax.eval_shape(lambda: packing.pack_state(sched.init(shapes))))
   params = here(packing.pack_params(sched.make_params(shapes)))
@@ -110,14 +117,14 @@ def scheduler_programs(config: EngineConfig, devices: Devices) -> Iterator[Progr
   commit = functools.partial(packing.commit, config=shapes)
   abort, submit = (packing.on_packed(fn, shapes) for fn in (sched.abort, _submit))
   decision = here(jax.eval_shape(schedule, state, params)[1])
-  yield Program(key=("schedule",), fn=schedule, args=(state, params), donate=(0,))
-  yield Program(key=("commit",), fn=commit, args=(state, decision, mask), donate=(0,))
-  yield Program(key=("abort",), fn=abort, args=(state, mask), donate=(0,))
+  yield Program(key=("schedule", policy), fn=schedule, args=(state, params), donate=(0,))
+  yield Program(key=("commit", policy), fn=commit, args=(state, decision, mask), donate=(0,))
+  yield Program(key=("abort", policy), fn=abort, args=(state, mask), donate=(0,))
   arguments = (state, number, number, number, flag)
-  yield Program(key=("submit",), fn=submit, args=arguments, donate=(0,))
+  yield Program(key=("submit", policy), fn=submit, args=arguments, donate=(0,))
   for tokens in config.layouts:
     lay_out = functools.partial(_lay_out, shape=config.plan_shape(tokens), config=shapes)
-    yield Program(key=("lay_out", tokens), fn=lay_out, args=(state, decision))
+    yield Program(key=("lay_out", tokens, policy), fn=lay_out, args=(state, decision))
 
 
 def model_programs(

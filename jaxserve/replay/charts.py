@@ -86,7 +86,7 @@ def itl_chart(runs: Sequence[RunRecord], stream: str, horizon_s: float) -> str:
     svg.y_axis(scale, LEFT, WIDTH - RIGHT, "gap before a token (ms, log)"),
     "".join(_arrival(run, time, ITL_TOP, bottom) for run in runs[:1]),
     *(
-      _gap_series(series, time, scale, f"run-{i}")
+      _gap_series(series, time, scale, f"run run-{i}")
       for i, series in reversed(list(enumerate(gaps)))
       if series
     ),

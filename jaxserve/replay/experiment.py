@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxserve import sched
+from jaxserve.engine import Engine
 from jaxserve.engine.startup import Started
 from jaxserve.replay import recording, runner
 from jaxserve.replay.recorder import Recorder
@@ -17,6 +18,7 @@ from jaxserve.replay.report import render_report
 from jaxserve.replay.workload import LONG_QUESTION, Arrival, StallSizes, fitted, stall_workload
 from jaxserve.text.chat import render_chat
 from jaxserve.text.tokenizer import Tokenizer
+from jaxserve.types import SchedulerParams
 
 _WARM_UP_STEPS = 12
 
@@ -26,7 +28,7 @@ class Result:
   """Outcome of the experiment.
 
   Attributes:
-    runs: chunked, then unchunked.
+    runs: chunked, then unchunked; or one for each policy compared.
     texts: replies of the first run, by request.
     document: what `result.json` and the last line of stdout hold.
     events: the recording of both runs, for `steps.jsonl`.
@@ -45,7 +47,8 @@ def long_text() -> str:
 
 def run_experiment(
   started: Started, tokenizer: Tokenizer, hardware: str, startup: Mapping[str, Any],
-  sizes: StallSizes | None = None, on_first_step: Callable[[], None] = lambda: None,
+  sizes: StallSizes | None = None, compare: Sequence[str] = (),
+  on_first_step: Callable[[], None] = lambda: None,
 ) -> Result:  # fmt: skip
   """Runs the load under the given budget, and again unchunked with a budget of max_model_len.
 
@@ -55,6 +58,7 @@ def run_experiment(
     hardware: one line for the record.
     startup: seconds of each phase so far, and the number of buckets.
     sizes: shape of the load; None: the default, cut to what the engine can hold.
+    compare: policies to run side by side instead of the two budgets.
     on_first_step: called when the first steps have run, before the rest of the warm-up.
   """
   engine, checkpoint = started.engine, started.checkpoint
@@ -74,14 +78,14 @@ def run_experiment(
   arrivals = stall_workload(encode_chat, prompt, step_s, sizes)
   events: list[recording.Event] = []
   recorder = Recorder(engine, started.options.model, events.append)
-  runs, outputs = _both_runs(recorder, arrivals)
-  agreement = runner.compare(outputs[0], outputs[1])
+  runs, outputs = _run_all(recorder, arrivals, compare)
+  agreements = [runner.compare(outputs[0], other) for other in outputs[1:]]
   document = {
     "model": checkpoint.name,
     "hardware": hardware,
     "retraces": engine.retraces,
-    "tokens_equal": agreement.equal,
-    "near_ties": agreement.near_ties,
+    "tokens_equal": all(agreement.equal for agreement in agreements),
+    "near_ties": sum(agreement.near_ties for agreement in agreements),
     "startup": startup,
     "runs": [run_result(run) for run in runs],
   }
@@ -118,24 +122,45 @@ def _cell(value: object) -> str:
   return "-" if value is None else str(value)
 
 
-def _both_runs(
-  recorder: Recorder, arrivals: Sequence[Arrival]
+def settings(engine: Engine, compare: Sequence[str]) -> list[tuple[str, str, SchedulerParams]]:
+  """(name, policy, parameters) of the runs of one experiment.
+
+  Without `compare`: as configured, and unchunked with a budget of max_model_len. With it: each
+  policy at the configured budget, or at max_model_len where it admits whole prompts only.
+  """
+  chosen, config = engine.params, engine.config.scheduler
+  policy = str(config.policy)
+  if not compare:
+    name = f"chunked at {int(chosen.budget)}" if chosen.chunked_prefill else "as configured"
+    hyper = {key: float(value) for key, value in chosen.policy.items()}
+    whole = sched.make_params(
+      config, budget=config.max_model_len, chunked_prefill=False, policy=hyper
+    )
+    return [(name, policy, chosen), ("unchunked", policy, whole)]
+  runs = []
+  for other in compare:
+    whole_prompts = sched.find_policy(other).whole_prompts
+    budget = config.max_model_len if whole_prompts else int(chosen.budget)
+    params = chosen
+    if other != policy or budget != int(chosen.budget):
+      params = sched.make_params(dataclasses.replace(config, policy=other), budget=budget)
+    runs.append((other, other, params))
+  return runs
+
+
+def _run_all(
+  recorder: Recorder, arrivals: Sequence[Arrival], compare: Sequence[str]
 ) -> tuple[list[RunRecord], list[runner.Outputs]]:
   engine = recorder.engine
-  chosen, config = engine.params, engine.config.scheduler
-  whole = sched.make_params(config, budget=config.max_model_len, chunked_prefill=False)
-  settings = [
-    (f"chunked at {int(chosen.budget)}" if chosen.chunked_prefill else "as configured", chosen),
-    ("unchunked", whole),
-  ]
+  chosen, policy = engine.params, engine.config.scheduler.policy
   runs, outputs = [], []
-  for name, params in settings:
+  for name, other, params in settings(engine, compare):
     logging.getLogger(__name__).info("Running %d requests, %s", len(arrivals), name)
-    engine.set_params(params)
-    run, tokens = runner.run(recorder, arrivals, name, str(config.policy))
+    engine.set_policy(other, params)
+    run, tokens = runner.run(recorder, arrivals, name, other)
     runs.append(run)
     outputs.append(tokens)
-  engine.set_params(chosen)
+  engine.set_policy(policy, chosen)
   return runs, outputs
 
 

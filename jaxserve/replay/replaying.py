@@ -1,5 +1,6 @@
 """Executes a recording again and holds every line against what comes out."""
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
@@ -106,18 +107,20 @@ def replay(record: recording.Recording, engine: Engine) -> Difference | None:
     RecordingError: the engine does not fit the recording.
   """
   check_config(record.header, engine)
-  before = engine.params
+  before, policy = engine.params, engine.config.scheduler.policy
   try:
     return next(filter(None, (replay_run(record, run, engine) for run in record.runs)), None)
   finally:
-    engine.set_params(before)
+    if engine.is_idle:
+      engine.set_policy(policy, before)
 
 
 def replay_run(
   record: recording.Recording, run: recording.Run, engine: Engine
 ) -> Difference | None:
   """`replay` of one run; leaves its last parameters set."""
-  engine.set_params(make_params(run.params, engine.config.scheduler))
+  scheduler = dataclasses.replace(engine.config.scheduler, policy=run.policy)
+  engine.set_policy(run.policy, make_params(run.params, scheduler))
   events: list[recording.Event] = []
   recorder = Recorder(engine, record.header.model, events.append, record.header.salt)
   with recorder.run(run.name, run.policy):

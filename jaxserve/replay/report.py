@@ -12,11 +12,11 @@ STYLE = """
 :root { color-scheme: light dark;
   --page: #fff; --ink: #1c1e21; --soft: #5c6370; --grid: #e6e8ec; --rule: #d5d9df;
   --decode: #2f6fb3; --prefill: #e8892b; --padding: #d9dce2; --waiting: #c3c8d0;
-  --decoding: #bcd6ee; --band: #e8892b1c; --bad: #c62f3c; --run-0: #0b8a6a; --run-1: #b8336a; }
+  --decoding: #bcd6ee; --band: #e8892b1c; --bad: #c62f3c; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #15181c; --ink: #e7e9ec; --soft: #a0a7b2; --grid: #2a2f36; --rule: #3a4049;
   --decode: #6aa9e9; --prefill: #f0a04b; --padding: #3a4049; --waiting: #59606b;
-  --decoding: #27435f; --band: #f0a04b20; --bad: #ff6b76; --run-0: #35c79f; --run-1: #f0729f; } }
+  --decoding: #27435f; --band: #f0a04b20; --bad: #ff6b76; } }
 body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--page);
   max-width: 1120px; margin: 2rem auto; padding: 0 1.25rem; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .3rem; }
@@ -41,10 +41,13 @@ svg .mark, svg .peak, svg .long { font-weight: 600; }
 .life-prefill { stroke: var(--page); stroke-width: .6; }
 svg .preempted { fill: var(--bad); font-weight: 700; }
 .hover { fill: transparent; } .hover:hover { fill: var(--ink); fill-opacity: .12; }
-.run-0 path { stroke: var(--run-0); } .run-0 circle, svg .run-0 text { fill: var(--run-0); }
-.run-1 path { stroke: var(--run-1); } .run-1 circle, svg .run-1 text { fill: var(--run-1); }
-.run-0 path, .run-1 path { fill: none; stroke-width: 1.2; stroke-opacity: .55; }
+.run path { fill: none; stroke-width: 1.2; stroke-opacity: .55; }
 """
+# Of the runs, on light and on dark paper; told apart by the colour-blind too (after Okabe and Ito).
+RUN_COLORS = (
+  ("#0b8a6a", "#35c79f"), ("#b8336a", "#f0729f"), ("#0072b2", "#56b4e9"), ("#b35900", "#f0a04b"),
+  ("#6b4fa0", "#b7a0e8"), ("#8a7a00", "#e8d84a"), ("#444b55", "#a0a7b2"), ("#7a3b1d", "#d19a7c"),
+)  # fmt: skip
 
 _KEY = (
   ("--decode", "a decoded token"),
@@ -103,7 +106,7 @@ def render_report(title: str, runs: Sequence[RunRecord], summary: Mapping[str, A
   )
   head = (
     '<meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>'
-    f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
+    f"<title>{html.escape(title)}</title><style>{STYLE}{_run_style(len(runs))}</style>"
   )
   page = "\n".join(body)
   return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{page}\n</body></html>\n'
@@ -131,8 +134,41 @@ def _facts(summary: Mapping[str, Any]) -> str:
   return " · ".join(parts)
 
 
+def _run_style(count: int) -> str:
+  """The colours of `count` runs; after eight they begin again."""
+  light, dark, rules = [], [], []
+  for i in range(count):
+    colors = RUN_COLORS[i % len(RUN_COLORS)]
+    light.append(f"--run-{i}: {colors[0]};")
+    dark.append(f"--run-{i}: {colors[1]};")
+    rules.append(
+      f".run-{i} path {{ stroke: var(--run-{i}); }} "
+      f".run-{i} circle, svg .run-{i} text {{ fill: var(--run-{i}); }}"
+    )
+  return (
+    f":root {{ {' '.join(light)} }}\n@media (prefers-color-scheme: dark) "
+    f"{{ :root {{ {' '.join(dark)} }} }}\n" + "\n".join(rules)
+  )
+
+
+def _policies_explained(runs: Sequence[RunRecord], results: Sequence[Mapping[str, Any]]) -> str:
+  """What to see when several policies ran on one load."""
+  pairs = zip(runs, results, strict=True)
+  stalls = {run.name: result["longest_stall_ms"] or 0.0 for run, result in pairs}
+  best, worst = min(stalls, key=stalls.__getitem__), max(stalls, key=stalls.__getitem__)
+  return (
+    "The same requests arrive under every policy; what differs is who waits. A policy that puts "
+    "prompts first freezes every stream until the whole train of prompts "
+    "is computed, and its own first tokens come soonest. A stall-free one lets each step carry "
+    "all decodes and fills what is left of the budget with a chunk of a prompt. The longest stall "
+    f"of a stream is {_ms(stalls[best])} under “{best}” and {_ms(stalls[worst])} under “{worst}”."
+  )
+
+
 def _explanation(runs: Sequence[RunRecord], results: Sequence[Mapping[str, Any]]) -> str:
   """One paragraph for somebody who has never heard of chunked prefill."""
+  if len({run.policy for run in runs}) > 1:
+    return _policies_explained(runs, results)
   prompt, stalls = runs[0].long_prompt, [result["longest_stall_ms"] for result in results]
   size = f"a prompt of {prompt.num_prompt:,} tokens" if prompt else "a long prompt"
   words = (

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxserve import sched
 from jaxserve.engine import QueueFullError, SamplingParams
 from tests.testing.engines import MODEL, SCHEDULER, idle_engine, plain_greedy, tiny_engine, weights
 
@@ -223,3 +224,22 @@ def test_warm_up_changes_nothing_and_compiles_nothing(expected):
   with pytest.raises(RuntimeError, match="1 requests are being served"):
     engine.warm_up()
   run_dry(engine)
+
+
+def test_an_idle_engine_changes_policy_without_compiling():
+  engine = tiny_engine(other_policies=("sarathi", "prefill_first"))
+  engine.guard.count = 0
+  prompts, replies = [[3, 1, 4, 1, 5] * 4, [2, 7], [1, 8, 2, 8]], set()
+  for policy in ("vllm_v1", "sarathi", "prefill_first"):
+    engine.set_policy(policy, sched.make_params(engine.config.scheduler))
+    assert engine.config.scheduler.policy == policy
+    replies.add(tuple(done.tokens for done in engine.generate(prompts)))
+    assert engine.num_free_pages == SCHEDULER.cache.num_pages
+  assert len(replies) == 1 and engine.retraces == 0
+  with pytest.raises(ValueError, match="policy='orca': the engine was built for"):
+    engine.set_policy("orca", engine.params)
+  engine.submit([1, 2])
+  with pytest.raises(RuntimeError, match="1 requests are being served"):
+    engine.set_policy("vllm_v1", engine.params)
+  while engine.step():
+    pass

@@ -72,6 +72,18 @@ def test_page_says_what_happened(page):
   assert "times longer" in shown and "H100" in shown and "near ties (2)" in shown
 
 
+def test_many_policies_have_a_colour_each_and_are_explained():
+  one = synthetic.both_runs()[0]
+  names = ["vllm_v1", "sarathi", "prefill_first", "static"]
+  runs = [dataclasses.replace(one, name=name, policy=name) for name in names]
+  page = report.render_report("Policies", runs, SUMMARY)
+  classes = {g.get("class") for g in parse(page).iter() if "run-" in (g.get("class") or "")}
+  assert classes == {f"run run-{i}" for i in range(4)}
+  for i in range(4):
+    assert f".run-{i} path" in page and page.count(f"--run-{i}:") == 2  # light and dark
+  assert "freezes every stream" in page and "fill: none" in page
+
+
 def test_text_is_escaped():
   odd = '"</svg><script>'
   specs = [(odd if spec[0] == "chat-1" else spec[0], *spec[1:]) for spec in synthetic.SHORT]
