@@ -74,6 +74,8 @@ class Engine:
       shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
       for shapes in config.schedulers
     }
+    for shapes in config.schedulers:
+      packing.small_like(shapes)  # traces, so before the guard starts
     self._decision_like = packing.decision_like(config.scheduler)
     self._requests: dict[int, Request] = {}  # by slot
     self._slots: dict[int, int] = {}  # request id -> slot

@@ -6,6 +6,7 @@ int32 array, the large ones beside it. Packing is a copy of a few kilobytes insi
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -54,10 +55,16 @@ def unpack_state(packed: PackedState, config: SchedulerConfig) -> SchedulerState
 
 def small_fields(numbers: Any, config: SchedulerConfig) -> SchedulerState:
   """The state without its large arrays, from `PackedState.numbers` on the device or the host."""
+  return unpack(numbers, small_like(config))
+
+
+@functools.cache
+def small_like(config: SchedulerConfig) -> SchedulerState:
+  """Shapes and dtypes of what `PackedState.numbers` holds; traces once for each config."""
   like = jax.eval_shape(lambda: lifecycle.init(config))
   nothing = jax.ShapeDtypeStruct((0,), jnp.int32)
   pool = dataclasses.replace(like.pool, free_pages=nothing)
-  return unpack(numbers, dataclasses.replace(like, block_tables=nothing, pool=pool))
+  return dataclasses.replace(like, block_tables=nothing, pool=pool)
 
 
 def decision_like(config: SchedulerConfig) -> Decision:
