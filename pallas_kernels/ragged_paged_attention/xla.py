@@ -20,6 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 DECODE_GROUP = 8
+# In larger steps chunks outweigh decodes, and one row at a time compiles faster.
+MOST_GROUPED = 128
 DECODE_KEYS = 128
 CHUNK_KEYS = 512
 MASKED = -1e30
@@ -57,7 +59,7 @@ def ragged_paged_attention(
   scaled = q.astype(jnp.float32) * (math.log2(math.e) / math.sqrt(q.shape[2]))
   read = functools.partial(_read_tile, k_pages, v_pages, block_tables, first_page)
   out = jnp.zeros((q.shape[0], q.shape[1] * q.shape[2]), jnp.float32)
-  size = min(DECODE_GROUP, q.shape[0])
+  size = min(DECODE_GROUP, q.shape[0]) if q.shape[0] <= MOST_GROUPED else 1
 
   def decode(group: jax.Array, out: jax.Array) -> jax.Array:
     live = group * size + jnp.arange(size) < num_work[0]
@@ -148,7 +150,9 @@ def _decode_group(
       lax.dynamic_update_slice_in_dim(x, y, i, 0) for x, y in zip(carry, mine, strict=True)
     )
 
-  _, total, acc = lax.fori_loop(0, jnp.where(done, 0, num_live), rest, carry)
+  if size > 1:
+    carry = lax.fori_loop(0, jnp.where(done, 0, num_live), rest, carry)
+  _, total, acc = carry
   acc = acc.reshape(size, heads, kv_heads, dim)
   acc = jnp.where(own[None, :, :, None], acc, 0).sum(2) / total[:, :, None]
   at = jnp.where(live, starts, q.shape[0] + jnp.arange(size))
