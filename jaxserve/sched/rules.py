@@ -16,6 +16,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxserve.config import SchedulerConfig
 from jaxserve.sched.policy import Context, Draft, Rule, stateless
 
 Pages = Literal["chunk", "prompt", "limit"]
@@ -78,8 +79,10 @@ def serve(who: Callable[[Draft], jax.Array]) -> Rule:
 
   def apply(draft: Draft, context: Context) -> Draft:
     need = jnp.where(who(draft) & ~draft.preempted, draft.need, 0)
-    tokens = grants(need, draft.budget)
-    return replace(draft, tokens=draft.tokens + tokens, budget=draft.budget - jnp.sum(tokens))
+    need_sum = prefix_sum(need)
+    tokens = jnp.clip(draft.budget - (need_sum - need), 0, need)
+    left = jnp.maximum(draft.budget - need_sum[-1], 0)
+    return replace(draft, tokens=draft.tokens + tokens, budget=left)
 
   return stateless(apply)
 
@@ -105,15 +108,15 @@ def fit_pages(evict_when_full: bool = False) -> Rule:
     fits = wanted <= draft.free + held_sum[-1] - held_sum
     preempted = draft.running & ~fits
     pages = jnp.where(preempted, 0, demand)
-    freed = jnp.sum(jnp.where(preempted, held, 0))
-    unspent = jnp.sum(jnp.where(preempted, draft.tokens, 0))
+    lost = jnp.stack([held, draft.tokens, demand])
+    freed, unspent, undone = jnp.sum(jnp.where(preempted[None], lost, 0), axis=1)
     return replace(
       draft,
       tokens=jnp.where(preempted, 0, draft.tokens),
       pages=draft.pages + pages,
       preempted=draft.preempted | preempted,
       budget=draft.budget + unspent,
-      free=draft.free + freed - jnp.sum(pages),
+      free=draft.free + freed - (demand_sum[-1] - undone),
     )
 
   return stateless(apply)
@@ -132,14 +135,21 @@ def admit(*, pages: Pages = "chunk", whole: bool = False, only_if_idle: bool = F
   """
 
   def apply(draft: Draft, context: Context) -> Draft:
-    params = context.params
+    params, config = context.params, context.config
     lane = jnp.arange(draft.need.shape[0])
     candidate = draft.waiting & ~draft.idle
     need = jnp.where(candidate, draft.need, 0)
-    tokens = grants(need, draft.budget)
-    given, wanted = _admission_pages(draft, tokens, candidate, pages, context)
+    whole_pages = _whole_pages(draft, candidate, pages, context)
+    # One pass for the sums that do not depend on each other: they are most of a step's cost.
+    need_sum, place, whole_sum = prefix_sum(
+      jnp.stack([need, candidate.astype(jnp.int32), whole_pages])
+    )
+    tokens = jnp.clip(draft.budget - (need_sum - need), 0, need)
+    given, wanted = whole_pages, whole_sum
+    if pages == "chunk":
+      given, wanted = _chunk_pages(tokens, candidate, whole_pages, whole_sum, config)
     seats = jnp.sum(draft.running & ~draft.preempted, dtype=jnp.int32)
-    taken = seats + prefix_sum(candidate.astype(jnp.int32))
+    taken = seats + place
     spare = jnp.where(taken > 1, params.watermark_pages, 0)
     ok = (tokens > 0) & (taken <= params.max_num_seqs) & (wanted + spare <= draft.free)
     ok &= (tokens == need) if whole else (params.chunked_prefill | (tokens == need))
@@ -161,31 +171,32 @@ def admit(*, pages: Pages = "chunk", whole: bool = False, only_if_idle: bool = F
   return stateless(apply)
 
 
-def _admission_pages(
-  draft: Draft, tokens: jax.Array, candidate: jax.Array, pages: Pages, context: Context
-) -> tuple[jax.Array, jax.Array]:
-  """(pages given to each newcomer, pages that must be free for all up to it), i32[Q] each."""
+def _whole_pages(draft: Draft, candidate: jax.Array, pages: Pages, context: Context) -> jax.Array:
+  """i32[Q]: pages of each newcomer's whole prompt (or of the longest request there may be).
+
+  With reserve="growth" also what the prompts already admitted still need, each at its place.
+  """
   config = context.config
-  page_size = config.cache.page_size
-  prompt = jnp.where(candidate, ceil_div(draft.known, page_size), 0)
   if pages == "limit":
-    given = jnp.where(candidate, config.pages_per_request, 0)
-    return given, prefix_sum(given)
-  if pages == "prompt":
-    return prompt, prefix_sum(prompt)
-  first = jnp.where(candidate, ceil_div(tokens, page_size), 0)
-  if config.reserve == "none":
-    return first, prefix_sum(first)
-  if config.reserve == "gate":
-    return first, prefix_sum(first) - first + prompt
-  promised = ceil_div(draft.known, page_size) - draft.held - draft.pages
-  promised = jnp.where(draft.running & ~draft.idle, jnp.maximum(promised, 0), 0)
-  return first, prefix_sum(promised + prompt)
+    return jnp.where(candidate, config.pages_per_request, 0)
+  missing = ceil_div(draft.known, config.cache.page_size)
+  own = jnp.where(candidate, missing, 0)
+  if pages == "prompt" or config.reserve != "growth":
+    return own
+  promised = jnp.maximum(missing - draft.held - draft.pages, 0)
+  return own + jnp.where(draft.running & ~draft.idle, promised, 0)
 
 
-def grants(need: jax.Array, budget: jax.Array) -> jax.Array:
-  """i32[Q]: what each gets of `budget`, in order."""
-  return jnp.clip(budget - (prefix_sum(need) - need), 0, need)
+def _chunk_pages(
+  tokens: jax.Array, candidate: jax.Array, whole: jax.Array, whole_sum: jax.Array,
+  config: SchedulerConfig,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+  """(pages of each first chunk, pages that must be free for all up to it), i32[Q] each."""
+  first = jnp.where(candidate, ceil_div(tokens, config.cache.page_size), 0)
+  if config.reserve == "growth":
+    return first, whole_sum
+  first_sum = prefix_sum(first)
+  return first, first_sum if config.reserve == "none" else first_sum - first + whole
 
 
 def prefix_sum(x: jax.Array) -> jax.Array:

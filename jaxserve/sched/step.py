@@ -126,7 +126,7 @@ def _hand_out_some(
   num_requests = state.queue.shape[0]
   lane = jnp.arange(size, dtype=jnp.int32)
   live = start + lane < ends[-1]
-  pool, ids = cache.allocate(pool, jnp.sum(live, dtype=jnp.int32), size)
+  pool, ids = cache.allocate(pool, jnp.minimum(ends[-1] - start, size), size)
   index = jnp.searchsorted(ends, start + lane, side="right").astype(jnp.int32)
   request = grants.request.at[index].get(mode="fill", fill_value=num_requests)
   offset = start + lane - (ends - grants.pages).at[index].get(mode="fill", fill_value=0)
