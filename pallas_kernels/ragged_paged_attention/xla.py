@@ -122,8 +122,8 @@ def _decode_group(
 
   half = max(1, DECODE_KEYS // page_size // 2)
   halves = positions // (half * page_size) + 1
+  # As the last tile of a short context, half a tile is enough; it gives the same bits.
   together = jnp.where(num_live > size // 2, jnp.min(halves // 2), 0)
-  # A last tile that is at most half full is read as a half: it is most of a short context.
   done = jnp.max(halves) <= 2 * together + 1
 
   def step(num_pages: int, who: Arrays, tile: jax.Array, carry: Arrays) -> Arrays:
@@ -136,16 +136,19 @@ def _decode_group(
     jnp.zeros((size, heads, kv_heads * dim)),
   )
   everyone = rows, q_wide, positions
-  carry = lax.fori_loop(0, together, functools.partial(step, 2 * half, everyone), carry)
-  ends = jnp.where(done, jnp.max(halves), 2 * together)
-  carry = lax.fori_loop(2 * together, ends, functools.partial(step, half, everyone), carry)
+  whole = functools.partial(step, 2 * half)
+  if size == 1:
+    carry = lax.fori_loop(0, (halves[0] + 1) // 2, functools.partial(whole, everyone), carry)
+  else:
+    carry = lax.fori_loop(0, together, functools.partial(whole, everyone), carry)
+    ends = jnp.where(done, jnp.max(halves), 2 * together)
+    carry = lax.fori_loop(2 * together, ends, functools.partial(step, half, everyone), carry)
 
   def rest(i: jax.Array, carry: Arrays) -> Arrays:
     one = tuple(lax.dynamic_slice_in_dim(x, i, 1) for x in everyone)
     mine = tuple(lax.dynamic_slice_in_dim(x, i, 1) for x in carry)
-    whole = halves[i] // 2
-    mine = lax.fori_loop(together, whole, functools.partial(step, 2 * half, one), mine)
-    mine = lax.fori_loop(2 * whole, halves[i], functools.partial(step, half, one), mine)
+    tiles = (halves[i] + 1) // 2
+    mine = lax.fori_loop(together, tiles, functools.partial(whole, one), mine)
     return tuple(
       lax.dynamic_update_slice_in_dim(x, y, i, 0) for x, y in zip(carry, mine, strict=True)
     )
