@@ -140,6 +140,11 @@ class Engine:
     return self._params
 
   @property
+  def policy(self) -> Hashable:
+    """Scheduling policy in use."""
+    return self.config.scheduler.policy
+
+  @property
   def num_requests(self) -> int:
     """Accepted requests that have not finished."""
     return len(self._requests)
@@ -178,7 +183,6 @@ class Engine:
     if policy not in self._empty_states:
       built = ", ".join(map(str, self._empty_states))
       raise ValueError(f"policy={policy!r}: the engine was built for {built}")
-    self._policy = policy
     scheduler = dataclasses.replace(self.config.scheduler, policy=policy)
     kept = tuple(p for p in self._empty_states if p != policy and isinstance(p, str))
     self.config = dataclasses.replace(self.config, scheduler=scheduler, other_policies=kept)
@@ -210,7 +214,7 @@ class Engine:
     if priority and config.ordering != "priority":
       raise ValueError(f'priority={priority}: the scheduler orders by arrival; use "priority"')
     limit = sched.request_limit(config, len(prompt), sampling.max_tokens)
-    self._state, slot_array = self._table["submit", self._policy](
+    self._state, slot_array = self._table["submit", self.policy](
       self._state, np.int32(len(prompt)), np.int32(limit), np.int32(priority), np.bool_(False)
     )
     slot = int(slot_array)
@@ -233,7 +237,7 @@ class Engine:
     slot = self._slots.pop(request_id, None)
     if slot is None:
       return None
-    self._state = self._table["abort", self._policy](self._state, self._mask([slot]))
+    self._state = self._table["abort", self.policy](self._state, self._mask([slot]))
     if self.listener:
       self.listener.on_abort(request_id)
     return completion(self._requests.pop(slot), "abort")
@@ -289,7 +293,7 @@ class Engine:
       raise RuntimeError(f"{len(self._requests)} requests are being served: warm up before")
     buckets = self.config.buckets
     largest = buckets[-1] if most_tokens is None else bucket_for(most_tokens, buckets)
-    self._state, empty = self._table["schedule", self._policy](self._state, self._placed_params)
+    self._state, empty = self._table["schedule", self.policy](self._state, self._placed_params)
     for bucket in (b for b in buckets if b <= largest):
       self._run_model(self._plan(empty, bucket), bucket, 0, any_samples=False)
     for rows in self.config.rows:
@@ -333,7 +337,7 @@ class Engine:
   def _dispatch(self) -> bool:
     """Schedules one step and hands it to the device; False if there was nothing to compute."""
     budget = int(self._params.budget)
-    self._state, packed = self._table["schedule", self._policy](self._state, self._placed_params)
+    self._state, packed = self._table["schedule", self.policy](self._state, self._placed_params)
     decision = unpack(np.asarray(packed), self._decision_like)
     num_tokens, num_rows = int(decision.num_tokens), int(decision.num_scheduled)
     preempted = self._unreported + self._ids(decision.preempted)
@@ -366,7 +370,7 @@ class Engine:
   def _plan(self, decision: jax.Array, bucket: int) -> jax.Array:
     """The packed plan of a packed decision, on the model's device."""
     tokens = bucket_for(bucket, self.config.layouts)
-    packed = np.asarray(self._table["lay_out", tokens, self._policy](self._state, decision))
+    packed = np.asarray(self._table["lay_out", tokens, self.policy](self._state, decision))
     shapes = self.config.plan_shape(tokens), self.config.plan_shape(bucket)
     return jax.device_put(cut_plan(packed, *shapes), self._devices.model)
 
@@ -395,7 +399,7 @@ class Engine:
     output = jax.tree.map(np.asarray, flight.output)  # None stays None
     done_s = clock.now()
     events, stopped = self._take_outputs(flight, output)
-    self._state, finished = self._table["commit", self._policy](
+    self._state, finished = self._table["commit", self.policy](
       self._state, flight.decision, self._mask(stopped)
     )
     ended = set(np.flatnonzero(np.asarray(finished)).tolist())

@@ -89,7 +89,7 @@ class Started:
 
 
 def start(options: StartOptions) -> Started:
-  """Loads the model, sizes the pool, compiles, seals.
+  """Loads the model, sizes the pool, compiles, seals; takes all of it off the garbage collector.
 
   Raises:
     ValueError: an option is out of range; the message names it.

@@ -8,9 +8,12 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxserve import sched
 from jaxserve.engine import Engine
 from jaxserve.engine.startup import Started
+from jaxserve.pytree import scalar
 from jaxserve.replay import recording, runner
 from jaxserve.replay.recorder import Recorder
 from jaxserve.replay.records import RunRecord, run_result
@@ -141,9 +144,10 @@ def settings(engine: Engine, compare: Sequence[str]) -> list[tuple[str, str, Sch
   for other in compare:
     whole_prompts = sched.find_policy(other).whole_prompts
     budget = config.max_model_len if whole_prompts else int(chosen.budget)
-    params = chosen
-    if other != policy or budget != int(chosen.budget):
-      params = sched.make_params(dataclasses.replace(config, policy=other), budget=budget)
+    params = dataclasses.replace(chosen, budget=scalar(budget, np.int32))
+    if other != policy:
+      defaults = sched.make_params(dataclasses.replace(config, policy=other)).policy
+      params = dataclasses.replace(params, policy=defaults)
     runs.append((other, other, params))
   return runs
 

@@ -84,6 +84,9 @@ def _policy_params(config: SchedulerConfig, given: Mapping[str, float]) -> dict[
     if name not in defaults:
       known = ", ".join(defaults) or "none"
       raise ValueError(f"policy_args={name!r}: {config.policy} does not take it; it takes {known}")
+  for name, value in given.items():
+    if not 0 < value < float("inf"):
+      raise ValueError(f"policy_args={name}={value}: must be a positive number")
   return {name: scalar(value, np.float32) for name, value in (defaults | dict(given)).items()}
 
 
@@ -151,7 +154,7 @@ def check_request(
       f"prompt: {num_prompt} tokens exceed budget={params.budget} with {why}; "
       f"turn chunking on or raise the budget"
     )
-  if policy.page_rule == "limit" and config.pages_per_request > config.cache.num_pages:
+  if policy.reserves_longest and config.pages_per_request > config.cache.num_pages:
     raise ValueError(
       f"policy={config.policy}: reserves {config.pages_per_request} pages a request "
       f"(max_model_len={config.max_model_len}), the pool has {config.cache.num_pages}; raise "

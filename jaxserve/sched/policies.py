@@ -38,7 +38,6 @@ POLICIES: Mapping[str, Policy] = {
     source="Sarathi-Serve (OSDI 2024), stall-free batching",
     deviates="a preempted request keeps its count of outputs; the watermark counts only while "
     "something runs, so that a prompt as large as the pool is served",
-    page_rule="prompt",
   ),
   "sarathi_dynamic": Policy(
     rule=chain(cap_by_stage(), _DECODES, serve(prompts), admit(pages="prompt")),
@@ -46,14 +45,12 @@ POLICIES: Mapping[str, Policy] = {
     source="Sarathi-Serve, dynamic chunk schedule",
     deviates="beyond max_tokens the last stage goes on instead of an assertion",
     defaults=(("low", 512), ("high", 2048), ("stages", 4), ("max_tokens", 8192)),
-    page_rule="prompt",
   ),
   "prefill_first": Policy(
     rule=first_of(admit(pages="prompt", whole=True), _DECODES),
     formula="whole prompts while their sum is within the budget, alone; else all decodes",
     source="vLLM V0, Scheduler._schedule_prefills",
     deviates="a prompt above the budget is refused when submitted, not dropped in the queue",
-    page_rule="prompt",
     whole_prompts=True,
     exceptions=_DECODE_WAITS,
   ),
@@ -63,7 +60,7 @@ POLICIES: Mapping[str, Policy] = {
     "longest one there may be, so nobody is preempted",
     source="Orca (OSDI 2022), iteration-level scheduling",
     deviates="an iteration is bounded by the budget; set it as large as Orca's iterations get",
-    page_rule="limit",
+    reserves_longest=True,
     whole_prompts=True,
   ),
   "static": Policy(
@@ -72,14 +69,13 @@ POLICIES: Mapping[str, Policy] = {
     "member ends",
     source="FasterTransformer, request-level batching",
     deviates="members that end early free their pages at once",
-    page_rule="limit",
+    reserves_longest=True,
     whole_prompts=True,
   ),
   "simple_chunking": Policy(
     rule=alternate(first_of(serve(prompts), admit(pages="prompt")), _DECODES),
     formula="by turns: a step of chunks (prompts under way, or else new ones), a step of decodes",
     source="Sarathi-Serve, the ablation 'chunked-prefills-only'",
-    page_rule="prompt",
     exceptions=_DECODE_WAITS,
   ),
 }

@@ -2,9 +2,9 @@
 
 A step under decision is a `Draft`. A `Rule` takes a draft one step further: grants tokens, takes
 pages, admits, preempts. `chain` runs rules one after the other, `first_of` and `alternate` choose
-between two, and a `Policy` is a rule with a name, so that a new policy is a few lines:
+between two, and a `Policy` is a rule with its source, so that a new policy is a few lines:
 
-  my_policy = chain(cap_by_threshold(), serve(RUNNING), fit_pages(), admit())
+  rule = chain(cap_by_threshold(), serve(running), fit_pages(), admit())
 
 The form is that of optax (`init`, then `update` with a state): a rule that remembers something
 keeps it as a pytree inside `SchedulerState.policy`.
@@ -28,7 +28,6 @@ class Draft:
 
   request: i32[Q], slots; Q for nobody.
   known: i32[Q], tokens of prompt and outputs.
-  prompt: i32[Q], tokens of the prompt.
   computed: i32[Q], tokens whose KV is written; 0 for who waits.
   held: i32[Q], pages held; 0 for who waits.
   running: bool[Q].
@@ -45,7 +44,6 @@ class Draft:
 
   request: jax.Array
   known: jax.Array
-  prompt: jax.Array
   computed: jax.Array
   held: jax.Array
   running: jax.Array
@@ -87,7 +85,7 @@ class Rule(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-  """A named rule.
+  """A rule and what is to be known of it.
 
   Attributes:
     rule: decides the step.
@@ -95,8 +93,7 @@ class Policy:
     source: the system or paper it comes from.
     deviates: where it differs from its source on purpose.
     defaults: hyper-parameters, the initial `SchedulerParams.policy`; may be swept and vmapped.
-    page_rule: pages that admission hands out: of the first "chunk", of the whole "prompt", or of
-      the longest request there may be, "limit".
+    reserves_longest: every request holds the pages of the longest one there may be.
     whole_prompts: a prompt longer than the budget can never be served.
     exceptions: laws that it breaks by design; "decode_waits": a decode may wait for a prefill.
   """
@@ -106,7 +103,7 @@ class Policy:
   source: str
   deviates: str = ""
   defaults: tuple[tuple[str, float], ...] = ()
-  page_rule: str = "chunk"
+  reserves_longest: bool = False
   whole_prompts: bool = False
   exceptions: frozenset[str] = frozenset()
 
@@ -183,7 +180,6 @@ def begin(context: Context) -> Draft:
   return Draft(
     request=request,
     known=known,
-    prompt=take(state.num_prompt),
     computed=computed,
     held=take(state.num_pages),
     running=running,

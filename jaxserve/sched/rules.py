@@ -75,7 +75,11 @@ def cap_by_stage() -> Rule:
 
 
 def serve(who: Callable[[Draft], jax.Array]) -> Rule:
-  """Grants what the chosen requests need, in order, out of what is left of the budget."""
+  """Grants what the chosen requests need, in order, out of what is left of the budget.
+
+  It hands out no pages: `fit_pages` must follow, unless the chosen were admitted with the pages of
+  their whole prompt.
+  """
 
   def apply(draft: Draft, context: Context) -> Draft:
     need = jnp.where(who(draft) & ~draft.preempted, draft.need, 0)

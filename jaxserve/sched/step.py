@@ -105,22 +105,20 @@ def _hand_out_pages(
   size = min(config.cache.num_pages, size)
   ends = jnp.cumsum(grants.pages, dtype=jnp.int32)
 
-  def hand_out(start: jax.Array | int, carry: tuple) -> tuple:
+  def hand_out(start: jax.Array, carry: tuple) -> tuple:
     """Pages [start, start + size) of the step."""
     pool, tables = carry
     return _hand_out_some(state, grants, ends, start, size, pool, tables)
 
+  # One round, but for policies that allot whole prompts.
+  rounds = (ends[-1] + (size - 1)) // size
   carry = state.pool, state.block_tables
-  if policies.find(config.policy).page_rule == "chunk":
-    pool, tables = hand_out(0, carry)
-  else:  # whole prompts may need more
-    rounds = (ends[-1] + (size - 1)) // size
-    pool, tables = lax.fori_loop(0, rounds, lambda i, c: hand_out(i * size, c), carry)
+  pool, tables = lax.fori_loop(0, rounds, lambda i, c: hand_out(i * size, c), carry)
   return dataclasses.replace(state, pool=pool, block_tables=tables)
 
 
 def _hand_out_some(
-  state: SchedulerState, grants: Draft, ends: jax.Array, start: jax.Array | int, size: int,
+  state: SchedulerState, grants: Draft, ends: jax.Array, start: jax.Array, size: int,
   pool: PagePool, tables: jax.Array,
 ) -> tuple[PagePool, jax.Array]:  # fmt: skip
   num_requests = state.queue.shape[0]

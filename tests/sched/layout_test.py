@@ -8,7 +8,7 @@ from jaxserve import sched
 from jaxserve.config import PlanShape
 from jaxserve.types import cut_plan, pack_plan, unpack_plan
 from jaxserve.types.plan import packed_size
-from tests.sched.life_test import random_life
+from tests.sched.life_test import random_life, random_params
 from tests.testing.scheduling import host, small_config
 
 CONFIG = small_config(num_pages=29)
@@ -18,7 +18,9 @@ def plans(bucket, tile, steps=60):
   """(state, decision, plan) of the steps of a random life that fit the bucket."""
   shape = PlanShape.of(CONFIG, num_tokens=bucket, query_tile=tile)
   lay_out = jax.jit(lambda s, d: sched.lay_out(s, d, shape))
-  twins, params = random_life(np.random.default_rng(3), CONFIG, steps=20)
+  rng = np.random.default_rng(3)
+  params = random_params(rng)
+  twins = random_life(rng, CONFIG, params, steps=20)
   for _ in range(steps):
     twins.submit(int(np.random.default_rng(twins.oracle.submitted).integers(1, 30)), 31)
     decision, _ = twins.schedule(params)

@@ -90,13 +90,16 @@ def test_random_life_equals_oracle_and_drains(name, params, events):
   drain(live(config, params, events), params)
 
 
-def random_life(rng, config, steps):
+def random_params(rng):
+  return oracle.Params(budget=int(rng.integers(5, 18)), max_num_seqs=int(rng.integers(1, 6)))
+
+
+def random_life(rng, config, params, steps, most_prompt=30):
   """A long life with numpy randomness, for volume."""
   twins = Twins(config)
-  params = oracle.Params(budget=int(rng.integers(5, 18)), max_num_seqs=int(rng.integers(1, 6)))
   for _ in range(steps):
     for _ in range(rng.poisson(0.4)):
-      num_prompt = int(rng.integers(1, 30))
+      num_prompt = int(rng.integers(1, most_prompt))
       priority = int(rng.integers(0, 3)) if config.ordering == "priority" else 0
       twins.submit(num_prompt, min(num_prompt + int(rng.integers(1, 9)), 31), priority)
     if rng.random() < 0.05:
@@ -104,13 +107,14 @@ def random_life(rng, config, steps):
     twins.schedule(params)
     if len(twins.in_flight) > int(rng.integers(0, 2)):
       twins.commit({int(rng.integers(0, 60))})
-  return twins, params
+  return twins
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_long_random_life(name):
-  twins, params = random_life(np.random.default_rng(0), CONFIGS[name], steps=300)
-  drain(twins, params)
+  rng = np.random.default_rng(0)
+  params = random_params(rng)
+  drain(random_life(rng, CONFIGS[name], params, steps=300), params)
 
 
 @pytest.mark.slow
@@ -118,5 +122,5 @@ def test_long_random_life(name):
 def test_many_long_random_lives(name):
   rng = np.random.default_rng(1)
   for _ in range(40):
-    twins, params = random_life(rng, CONFIGS[name], steps=1000)
-    drain(twins, params)
+    params = random_params(rng)
+    drain(random_life(rng, CONFIGS[name], params, steps=1000), params)

@@ -12,10 +12,10 @@ from jaxserve import sched
 from jaxserve.sched import packing
 from jaxserve.sched.rules import admit, cap_by_threshold, fit_pages, running, serve
 from jaxserve.types import Status
-from tests.sched.life_test import drain
+from tests.sched.life_test import drain, random_life
 from tests.testing import oracle
 from tests.testing.policy_oracles import ORACLES
-from tests.testing.scheduling import Twins, small_config
+from tests.testing.scheduling import check_pages, host, small_config
 
 POLICIES = sorted(sched.POLICIES)
 
@@ -26,24 +26,14 @@ def config_for(policy, **overrides):
   return small_config(policy=policy, **({"max_budget": 31 if whole else 17} | overrides))
 
 
-def random_life(rng, config, steps):
-  twins = Twins(config)
+def live_and_drain(rng, config, steps):
   whole = sched.POLICIES[config.policy].whole_prompts
   params = oracle.Params(
     budget=config.max_budget if whole else int(rng.integers(5, config.max_budget + 1)),
     max_num_seqs=int(rng.integers(1, 6)),
     watermark_pages=int(rng.integers(0, 2)),
   )
-  for _ in range(steps):
-    for _ in range(rng.poisson(0.3)):
-      num_prompt = int(rng.integers(1, 28))
-      twins.submit(num_prompt, min(num_prompt + int(rng.integers(1, 9)), 31))
-    if rng.random() < 0.05:
-      twins.abort(int(rng.integers(0, 7)))
-    twins.schedule(params)
-    if len(twins.in_flight) > int(rng.integers(0, 2)):
-      twins.commit({int(rng.integers(0, 60))})
-  return twins, params
+  drain(random_life(rng, config, params, steps, most_prompt=28), params)
 
 
 def test_every_policy_has_a_loop_to_compare_with_and_a_source():
@@ -56,7 +46,7 @@ def test_every_policy_has_a_loop_to_compare_with_and_a_source():
 def test_random_lives_equal_the_loop_and_drain(policy, num_pages):
   rng = np.random.default_rng(len(policy))
   for _ in range(4):
-    drain(*random_life(rng, config_for(policy, num_pages=num_pages), steps=150))
+    live_and_drain(rng, config_for(policy, num_pages=num_pages), steps=150)
 
 
 @pytest.mark.slow
@@ -64,7 +54,7 @@ def test_random_lives_equal_the_loop_and_drain(policy, num_pages):
 def test_two_hundred_thousand_steps_equal_the_loop(policy):
   rng = np.random.default_rng(3)
   for _ in range(200):
-    drain(*random_life(rng, config_for(policy), steps=1000))
+    live_and_drain(rng, config_for(policy), steps=1000)
 
 
 def lives(config, params, steps):
@@ -191,11 +181,26 @@ def test_a_policy_of_ones_own_is_a_rule():
   assert int((state.status == Status.WAITING).sum()) == 1
 
 
+def test_a_policy_of_ones_own_may_allot_more_pages_than_a_step_has_tokens():
+  whole = sched.Policy(
+    rule=sched.chain(serve(running), admit(pages="prompt")), formula="", source="this test"
+  )
+  config = small_config(policy=whole, num_pages=71, max_budget=5, max_model_len=61)
+  state, params = sched.init(config), sched.make_params(config)
+  state, _ = sched.submit(state, jnp.int32(59), jnp.int32(61))
+  for _ in range(3):
+    state, _ = sched.schedule(state, params, config)
+    assert int(state.num_pages.max()) == 20
+    check_pages(config, host(state))
+
+
 def test_unknown_names_list_what_exists():
   with pytest.raises(ValueError, match=r"policy='fifo': is unknown; there are vllm_v1, sarathi"):
     sched.init(small_config(policy="fifo"))
   with pytest.raises(ValueError, match=r"policy_args='lo': sarathi_dynamic does not take it.*low"):
     sched.make_params(small_config(policy="sarathi_dynamic"), policy={"lo": 3})
+  with pytest.raises(ValueError, match="policy_args=stages=0: must be a positive number"):
+    sched.make_params(small_config(policy="sarathi_dynamic"), policy={"stages": 0})
 
 
 @pytest.mark.parametrize("policy", ["orca", "static", "prefill_first"])

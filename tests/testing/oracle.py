@@ -85,6 +85,10 @@ class Oracle:
     left = self._serve_running(params, step, served)
     if not step.preempted:
       self._admit(params, step, served, left)
+    self._finish_step(step, served)
+    return step
+
+  def _finish_step(self, step, served):
     for r in served:
       r.computed += step.tokens[r.slot]
       if r.computed == r.known:
@@ -92,7 +96,6 @@ class Oracle:
         r.in_flight += 1
         step.sampled.append(r)
     step.order = [r.slot for r in served]
-    return step
 
   def running(self):
     return self._sorted(r for r in self.requests if r.running)

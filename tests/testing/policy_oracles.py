@@ -9,20 +9,12 @@ from tests.testing.oracle import Oracle, Step
 class LoopOracle(Oracle):
   """Common moves; `decide` is the policy."""
 
-  memory = None
-
   def schedule(self, params):
     step, served = Step([], {}, {}, [], [], []), []
     self.left = params.budget
     self.decide(params, step, served)
     served.sort(key=lambda r: (r.slot in step.admitted, self._place(r)))
-    for r in served:
-      r.computed += step.tokens[r.slot]
-      if r.computed == r.known:
-        r.known += 1
-        r.in_flight += 1
-        step.sampled.append(r)
-    step.order = [r.slot for r in served]
+    self._finish_step(step, served)
     return step
 
   def _place(self, r):
