@@ -6,6 +6,7 @@ plain records of a script. Prints a table, then one JSON line; --record appends 
 """
 
 import dataclasses
+import functools
 import json
 import statistics
 import time
@@ -70,7 +71,7 @@ def plain_calls(config):
 def packed_calls(config):
   return Calls(
     init=lambda: packing.pack_state(sched.init(config)),
-    submit=jax.jit(packing.on_packed(sched.submit, config), donate_argnums=0),
+    submit=jax.jit(functools.partial(packing.call, sched.submit, config=config), donate_argnums=0),
     schedule=jax.jit(lambda s, p: packing.schedule(s, p, config), donate_argnums=0),
     commit=jax.jit(lambda s, d, m: packing.commit(s, d, m, config), donate_argnums=0),
     params=jax.device_put(packing.pack_params(sched.make_params(config))),

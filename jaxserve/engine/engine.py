@@ -24,6 +24,7 @@ from jaxserve.engine.request import (
   check_token_ids,
   completion,
 )
+from jaxserve.engine.store import ExecutableStore
 from jaxserve.pytree import scalar, unpack
 from jaxserve.sched import packing
 from jaxserve.types import Decision, SamplingTable, SchedulerParams, StepOutput, cut_plan
@@ -94,6 +95,7 @@ class Engine:
     leaves: tuple[jax.Array, ...],
     params: SchedulerParams | None = None,
     seed: int = 0,
+    store: ExecutableStore | None = None,
   ) -> "Engine":
     """Compiles everything the engine will ever run, then seals the table.
 
@@ -103,6 +105,7 @@ class Engine:
       leaves: weights, from the same call.
       params: scheduler parameters; None: the defaults of `sched.make_params`.
       seed: of the engine; picks the seeds of requests that bring none.
+      store: executables of earlier starts.
 
     Raises:
       RuntimeError: if an executable would copy the KV cache instead of updating it in place.
@@ -112,7 +115,8 @@ class Engine:
       [
         *programs.model_programs(config, graphdef, leaves, where),
         *programs.scheduler_programs(config, where),
-      ]
+      ],
+      store=store,
     )
     params = sched.make_params(config.scheduler) if params is None else params
     engine = cls(config, leaves, table, where, params, seed)

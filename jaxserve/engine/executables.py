@@ -16,9 +16,9 @@ class CompileReport:
 
   Attributes:
     key: in the table.
-    trace_s: seconds to trace and lower it.
-    compile_s: seconds of XLA, or of reading the cache.
-    cache_hit: it came from the persistent compilation cache.
+    trace_s: seconds to trace and lower it; 0 where the store kept it.
+    compile_s: seconds of XLA, or of reading a cache.
+    cache_hit: the store of executables had it.
     temp_bytes: scratch memory while it runs.
     alias_bytes: arguments it updates in place.
   """

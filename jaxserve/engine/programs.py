@@ -115,7 +115,9 @@ def _policy_programs(
   number, flag = here(np.int32(0)), here(np.bool_(False))
   schedule = functools.partial(packing.schedule, config=shapes)
   commit = functools.partial(packing.commit, config=shapes)
-  abort, submit = (packing.on_packed(fn, shapes) for fn in (sched.abort, _submit))
+  abort, submit = (
+    functools.partial(packing.call, fn, config=shapes) for fn in (sched.abort, _submit)
+  )
   decision = here(jax.eval_shape(schedule, state, params)[1])
   yield Program(key=("schedule", policy), fn=schedule, args=(state, params), donate=(0,))
   yield Program(key=("commit", policy), fn=commit, args=(state, decision, mask), donate=(0,))

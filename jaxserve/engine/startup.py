@@ -15,6 +15,7 @@ from jaxserve.config import CacheConfig, ModelConfig, Ordering, SchedulerConfig
 from jaxserve.engine import clock, compiler, defaults, devices, programs
 from jaxserve.engine.config import EngineConfig, token_buckets
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
 from jaxserve.model.checkpoint import Checkpoint, Dtype
 
@@ -94,7 +95,7 @@ def start(options: StartOptions) -> Started:
   Raises:
     ValueError: an option is out of range; the message names it.
   """
-  compiler.use_compilation_cache(options.cache_dir / "xla")
+  store = ExecutableStore(options.cache_dir / "executables")
   for policy in (options.policy, *options.other_policies):
     sched.find_policy(policy)  # before the long part
   where = devices.pick()
@@ -112,7 +113,7 @@ def start(options: StartOptions) -> Started:
     chunked_prefill=options.chunked_prefill,
     policy=options.policy_args,
   )
-  engine = Engine.build(config, graphdef, leaves, params, options.seed)
+  engine = Engine.build(config, graphdef, leaves, params, options.seed, store)
   # What start-up left behind stays; a full collection over it would stall a step by 0.15 s.
   gc.collect()
   gc.freeze()

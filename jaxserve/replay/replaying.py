@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxserve import sched
 from jaxserve.config import SchedulerConfig
-from jaxserve.engine import Engine, QueueFullError, compiler
+from jaxserve.engine import Engine, QueueFullError
+from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
 from jaxserve.pytree import scalar
 from jaxserve.replay import recording
@@ -49,7 +50,7 @@ def build_engine(header: recording.Header, cache_dir: pathlib.Path) -> Engine:
     RecordingError: the model is another one than was recorded.
     ValueError: the model cannot be loaded, or the config is out of range.
   """
-  compiler.use_compilation_cache(cache_dir / "xla")
+  store = ExecutableStore(cache_dir / "executables")
   config = header.config
   checkpoint = source.load_checkpoint(header.model, cache_dir, config.dtype)
   found = first_field(to_plain(config.model), to_plain(checkpoint.config))
@@ -60,7 +61,7 @@ def build_engine(header: recording.Header, cache_dir: pathlib.Path) -> Engine:
     )
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(config.dtype))
   params = make_params(header.params, config.scheduler)
-  return Engine.build(config, graphdef, leaves, params, header.seed)
+  return Engine.build(config, graphdef, leaves, params, header.seed, store)
 
 
 def make_params(params: recording.Params, config: SchedulerConfig) -> SchedulerParams:

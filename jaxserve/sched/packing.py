@@ -105,13 +105,9 @@ def commit(
   return pack_state(new), finished
 
 
-def on_packed(fn: Callable[..., Any], config: SchedulerConfig) -> Callable[..., Any]:
-  """`fn(state, ...)`, which returns a state or a tuple that starts with one, on packed states."""
-
-  def wrapped(state: PackedState, *args: Any) -> Any:
-    result = fn(unpack_state(state, config), *args)
-    if isinstance(result, SchedulerState):
-      return pack_state(result)
-    return (pack_state(result[0]), *result[1:])
-
-  return wrapped
+def call(fn: Callable[..., Any], state: PackedState, *args: Any, config: SchedulerConfig) -> Any:
+  """`fn(state, *args)`, which returns a state or a tuple that starts with one, on packed states."""
+  result = fn(unpack_state(state, config), *args)
+  if isinstance(result, SchedulerState):
+    return pack_state(result)
+  return (pack_state(result[0]), *result[1:])

@@ -41,11 +41,11 @@ def test_a_packed_life_equals_a_plain_one():
 
 
 def test_a_function_on_packed_states_returns_what_the_plain_one_does():
-  submit = packing.on_packed(sched.submit, CONFIG)
-  packed, slot = submit(packing.pack_state(sched.init(CONFIG)), jnp.int32(5), jnp.int32(9))
+  packed = packing.pack_state(sched.init(CONFIG))
+  packed, slot = packing.call(sched.submit, packed, jnp.int32(5), jnp.int32(9), config=CONFIG)
   assert int(slot) == 0
-  abort = packing.on_packed(sched.abort, CONFIG)
-  packed = abort(packed, jnp.arange(CONFIG.max_requests) == 0)
+  who = jnp.arange(CONFIG.max_requests) == 0
+  packed = packing.call(sched.abort, packed, who, config=CONFIG)
   fields = packing.small_fields(np.asarray(packed.numbers), CONFIG)
   assert fields.num_submitted == 1 and (fields.status == 0).all()
   assert fields.pool.num_free == CONFIG.cache.num_pages

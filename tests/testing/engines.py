@@ -8,6 +8,7 @@ import numpy as np
 from jaxserve import sched
 from jaxserve.config import CacheConfig, ModelConfig, SchedulerConfig
 from jaxserve.engine import Engine, EngineConfig
+from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama
 
 MODEL = ModelConfig(
@@ -30,12 +31,17 @@ def weights(seed: int = 0):
 @functools.cache
 def tiny_engine(**overrides) -> Engine:
   """One engine per configuration; tests leave it idle and set the parameters they need."""
+  return build_engine(**overrides)
+
+
+def build_engine(store: ExecutableStore | None = None, **overrides) -> Engine:
+  """An engine of the test's own."""
   fields = dict(
     model=MODEL, scheduler=SCHEDULER, dtype="float32", token_buckets=(2, 8, 24, 61),
     query_tile=16,
   )  # fmt: skip
   graphdef, leaves = llama.load(MODEL, weights(), jnp.dtype("float32"))
-  return Engine.build(EngineConfig(**(fields | overrides)), graphdef, leaves)
+  return Engine.build(EngineConfig(**(fields | overrides)), graphdef, leaves, store=store)
 
 
 def idle_engine(budget: int = 61, **params) -> Engine:
