@@ -129,6 +129,11 @@ flags.register_validator(
   message="must be key=value,... with numbers",
 )
 flags.register_validator(
+  "compare",
+  lambda names: len(set(names)) == len(names),
+  message="must name each policy once",
+)
+flags.register_validator(
   "memory_fraction", lambda x: x is None or 0 < x <= 1, message="must be in (0, 1]"
 )
 

@@ -38,6 +38,7 @@ BAD_FLAGS = {
   ),
   "both_sizes": (["--kv_cache_tokens=64", "--memory_fraction=0.5"], ["--kv_cache_tokens"]),
   "fraction": (["--memory_fraction=1.5"], ["memory_fraction"]),
+  "policy_twice": (["--compare=sarathi,vllm_v1,sarathi"], ["compare", "sarathi", "once"]),
   "no_prompt": (["--mode=generate"], ["--prompt"]),
   "unknown_flag": (["--bugdet=5"], ["bugdet"]),
   "stray_argument": (["1536"], ["1536"]),
@@ -94,7 +95,7 @@ def test_replay_on_the_random_model(tmp_path):
   steps = [line for line in lines if line["event"] == "step"]
   assert len(steps) == chunked["steps"] + whole["steps"]
   assert all(s["num_tokens"] <= s["budget"] for s in steps)
-  assert (tmp_path / "cache" / "xla").stat().st_mode & 0o777 == 0o700
+  assert (tmp_path / "cache" / "executables").stat().st_mode & 0o777 == 0o700
   command = [sys.executable, "-m", "experiments.plans", "replay", str(tmp_path / "steps.jsonl")]
   command.append(f"--cache_dir={tmp_path}/cache")
   again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
