@@ -8,6 +8,10 @@ Ordering = Literal["fcfs", "priority"]
 Reserve = Literal["growth", "gate", "none"]
 RopeKind = Literal["default", "llama3"]
 
+# Token buckets up to here double; above they alternate x1.5 and x4/3, so padding wastes a third at
+# most.
+DOUBLING_UNTIL = 64
+
 
 def _require(ok: bool, field: str, value: object, remedy: str) -> None:
   if not ok:
@@ -173,6 +177,22 @@ class SchedulerConfig:
   def pages_per_request(self) -> int:
     """M: most pages that one request can hold."""
     return -(-self.max_model_len // self.cache.page_size)
+
+
+def token_buckets(*budgets: int) -> tuple[int, ...]:
+  """The bucket table: 1, 2, 4, ..., 64, then 96, 128, 192, 256, ..., and every budget in use.
+
+  The last bucket is the largest budget itself and never the next power of two: padding past it
+  would compute tokens that no step can hold.
+  """
+  buckets, size, largest = set(budgets), 1, max(budgets)
+  while size < largest:
+    buckets.add(size)
+    if size < DOUBLING_UNTIL:
+      size *= 2
+    else:  # a power of two is followed by its 1.5 fold, that by the next power of two
+      size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+  return tuple(sorted(buckets))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

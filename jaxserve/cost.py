@@ -12,6 +12,7 @@ tokens, c chunk tokens, pi FLOP/s, beta bytes/s. Units: tokens, bytes, FLOPs, se
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -188,6 +189,47 @@ def chunk_seconds(
   weights = weight_bytes(model) / hardware.bandwidth
   attention = attention_flops(model, chunk, prefix) / hardware.flops
   return _larger(gemm, weights) + attention + kv_seconds(model, hardware, resident)
+
+
+def step_terms(model: ModelCost, hardware: Hardware) -> dict[str, float]:
+  """What the parts of a step take, in milliseconds: the model of `chunk_seconds` as four numbers.
+
+  A scheduler that is to predict a step's time takes them as data (policy `slo_aware`), so they can
+  be swept, or fitted to a machine that this file does not know.
+
+  Returns:
+    token_ms: matrix products of one token, 2*P/pi.
+    weights_ms: reading the weights once, P*b/beta.
+    pair_ms: attention of one query to one key, 4*L*h*d/pi.
+    kv_ms: reading the KV of one resident token, k/beta.
+  """
+  return {
+    "token_ms": 2e3 * model.num_params / hardware.flops,
+    "weights_ms": 1e3 * weight_bytes(model) / hardware.bandwidth,
+    "pair_ms": 4e3 * model.num_layers * model.num_heads * model.head_dim / hardware.flops,
+    "kv_ms": 1e3 * kv_bytes_per_token(model) / hardware.bandwidth,
+  }
+
+
+def step_ms(terms: Mapping[str, Number], tokens: Number, pairs: Number, resident: Number) -> Number:
+  """Milliseconds of a step of chunks and decodes: `chunk_seconds` for any number of chunks.
+
+  max(token_ms*tokens, weights_ms) + pair_ms*pairs + kv_ms*resident. It never falls when a count
+  grows, in float32 too, and is the same float32 however it is compiled: the maxima with zero keep
+  a compiler from contracting a product and a sum into one rounding.
+
+  Args:
+    terms: see `step_terms`.
+    tokens: of all rows.
+    pairs: query-key pairs of the chunks, the sum of c*(prefix + c/2).
+    resident: tokens cached by all decoders together.
+
+  Returns:
+    milliseconds, in the dtype of the counts.
+  """
+  gemm = _larger(terms["token_ms"] * tokens, terms["weights_ms"])
+  attention = _larger(terms["pair_ms"] * pairs, 0.0)
+  return gemm + attention + _larger(terms["kv_ms"] * resident, 0.0)
 
 
 def num_chunks(prompt: Number, budget: Number, rows: Number = 0) -> Number:

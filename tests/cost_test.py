@@ -142,6 +142,37 @@ def test_cost_of_a_configured_model():
   assert cost.kv_bytes_per_token(cost.ModelCost.of(llama, kv_bytes=1)) == 65536
 
 
+GRID = [(c, p, r) for c in (1, 160, 200, 2016, 16384) for p in (0, 31, 30240) for r in (0, 32)]
+
+
+def test_the_terms_of_a_step_give_its_seconds():
+  terms = cost.step_terms(MODEL, H100)
+  for chunk, prefix, rows in GRID:
+    resident = rows * CONTEXT
+    expected = chunk_ms(chunk, prefix, rows=rows, resident=resident)
+    got = cost.step_ms(terms, chunk + rows, chunk * (prefix + chunk / 2), resident)
+    assert got == pytest.approx(expected, rel=1e-12)
+  assert cost.step_ms(terms, ROWS, 0, RESIDENT) == pytest.approx(1e3 * DECODE)
+  assert {k: format(v, ".3g") for k, v in terms.items()} == {
+    "token_ms": "0.0321", "weights_ms": "6.18", "pair_ms": "1.05e-06", "kv_ms": "5.04e-05"
+  }  # fmt: skip
+
+
+def test_the_time_of_a_step_is_the_same_float32_however_it_is_compiled():
+  rng = np.random.default_rng(0)
+  values = rng.uniform(0.01, 3, (4000, 7)).astype(np.float32)
+  names = ("token_ms", "weights_ms", "pair_ms", "kv_ms")
+
+  def time(row):
+    return cost.step_ms(dict(zip(names, row[:4], strict=True)), *row[4:])
+
+  expected = np.array([time(row) for row in values])
+  assert expected.dtype == np.float32
+  np.testing.assert_array_equal(jax.jit(jax.vmap(time))(values), expected)
+  alone = jax.jit(time)
+  np.testing.assert_array_equal([alone(row) for row in values[:200]], expected[:200])
+
+
 TRACEABLE = {
   "prefill_flops": lambda n: cost.prefill_flops(MODEL, n),
   "prefill_seconds": lambda n: cost.prefill_seconds(MODEL, H100, n),

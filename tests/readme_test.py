@@ -18,10 +18,11 @@ def test_program_runs(number, tmp_path):
   done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
   assert done.returncode == 0, done.stderr
   assert done.stdout.strip()
-  if "vmap" in code:  # 4 budgets, 20 steps, and no step above its budget
+  if "vmap" in code:  # 4 budgets, 20 steps, no step above its budget, chunks as its policy says
     rows = done.stdout.replace("[", " ").replace("]", " ").split()
     tokens = [int(x) for x in rows]
     assert len(tokens) == 80 and max(tokens) == 2048 and max(tokens[:20]) == 256
+    assert set(tokens[1:20]) == {8 + 256 // 3}
 
 
 def test_readme_is_short_and_has_programs():

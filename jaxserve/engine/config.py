@@ -3,27 +3,15 @@
 import dataclasses
 from typing import Literal
 
-from jaxserve.config import ModelConfig, PlanShape, SchedulerConfig
+from jaxserve.config import (
+  DOUBLING_UNTIL,
+  ModelConfig,
+  PlanShape,
+  SchedulerConfig,
+  token_buckets,
+)
 
-# Buckets up to here double; above they alternate x1.5 and x4/3, so padding wastes a third at most.
-_DOUBLING_UNTIL = 64
 _FEWEST_ROWS, _ROW_FACTOR = 8, 4
-
-
-def token_buckets(*budgets: int) -> tuple[int, ...]:
-  """The bucket table: 1, 2, 4, ..., 64, then 96, 128, 192, 256, ..., and every budget in use.
-
-  The last bucket is the largest budget itself and never the next power of two: padding past it
-  would compute tokens that no step can hold.
-  """
-  buckets, size, largest = set(budgets), 1, max(budgets)
-  while size < largest:
-    buckets.add(size)
-    if size < _DOUBLING_UNTIL:
-      size *= 2
-    else:  # a power of two is followed by its 1.5 fold, that by the next power of two
-      size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-  return tuple(sorted(buckets))
 
 
 def row_buckets(max_num_seqs: int) -> tuple[int, ...]:
@@ -97,7 +85,7 @@ class EngineConfig:
 
     Steps of decodes alone get a small one, since their layout is on the critical path.
     """
-    small = [bucket for bucket in self.buckets if bucket <= _DOUBLING_UNTIL]
+    small = [bucket for bucket in self.buckets if bucket <= DOUBLING_UNTIL]
     return tuple(sorted({small[-1] if small else self.buckets[0], self.buckets[-1]}))
 
   @property

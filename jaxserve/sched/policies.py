@@ -7,6 +7,7 @@ where `exceptions` says so.
 
 from collections.abc import Hashable, Mapping
 
+from jaxserve import cost
 from jaxserve.sched.policy import Policy, alternate, chain, first_of
 from jaxserve.sched.rules import (
   admit,
@@ -18,13 +19,15 @@ from jaxserve.sched.rules import (
   running,
   serve,
 )
+from jaxserve.sched.shaping import keep_under_target, trim_to_bucket
 
+_VLLM_V1 = chain(cap_by_threshold(), serve(running), fit_pages(), admit())
 _DECODES = chain(serve(decodes), fit_pages(evict_when_full=True))
 _DECODE_WAITS = frozenset({"decode_waits"})
 
 POLICIES: Mapping[str, Policy] = {
   "vllm_v1": Policy(
-    rule=chain(cap_by_threshold(), serve(running), fit_pages(), admit()),
+    rule=_VLLM_V1,
     formula="running requests in order take min(need, what is left of the budget), then the head "
     "of the waiting queue; need = known - computed, capped by long_prefill_token_threshold",
     source="vLLM V1, Scheduler.schedule",
@@ -45,6 +48,28 @@ POLICIES: Mapping[str, Policy] = {
     source="Sarathi-Serve, dynamic chunk schedule",
     deviates="beyond max_tokens the last stage goes on instead of an assertion",
     defaults=(("low", 512), ("high", 2048), ("stages", 4), ("max_tokens", 8192)),
+  ),
+  "slo_aware": Policy(
+    rule=chain(
+      cap_by_threshold(), serve(decodes), keep_under_target(), serve(prompts), fit_pages(), admit()
+    ),
+    formula="every decode, then prompts in order as vllm_v1, while max(token_ms n, weights_ms) + "
+    "pair_ms (query-key pairs) + kv_ms (resident tokens) <= itl_target_ms; min_chunk where nobody "
+    "decodes",
+    source="jaxserve, the cost model of jaxserve.cost; its numbers are those of Llama-3-8B on one "
+    "H100, see cost.step_terms",
+    defaults=(
+      ("itl_target_ms", 50.0),
+      ("min_chunk", 64),
+      *cost.step_terms(cost.LLAMA3_8B, cost.H100).items(),
+    ),
+  ),
+  "bucket_shaped": Policy(
+    rule=chain(_VLLM_V1, trim_to_bucket()),
+    formula="vllm_v1, then the newest chunks are cut until the step fills a token bucket, where "
+    "more than max_padding of the next bucket would stay empty",
+    source="jaxserve, engine buckets",
+    defaults=(("max_padding", 0.125),),
   ),
   "prefill_first": Policy(
     rule=first_of(admit(pages="prompt", whole=True), _DECODES),

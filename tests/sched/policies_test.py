@@ -14,6 +14,7 @@ from jaxserve.sched.rules import admit, cap_by_threshold, fit_pages, running, se
 from jaxserve.types import Status
 from tests.sched.life_test import drain, random_life
 from tests.testing import oracle
+from tests.testing.own_policy_oracles import random_args
 from tests.testing.policy_oracles import ORACLES
 from tests.testing.scheduling import check_pages, host, small_config
 
@@ -32,6 +33,7 @@ def live_and_drain(rng, config, steps):
     budget=config.max_budget if whole else int(rng.integers(5, config.max_budget + 1)),
     max_num_seqs=int(rng.integers(1, 6)),
     watermark_pages=int(rng.integers(0, 2)),
+    policy=random_args(config.policy, rng),
   )
   drain(random_life(rng, config, params, steps, most_prompt=28), params)
 

@@ -32,6 +32,7 @@ class Params:
   cap_when_alone: bool = True
   chunked: bool = True
   watermark_pages: int = 0
+  policy: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

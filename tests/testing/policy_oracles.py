@@ -3,6 +3,7 @@
 Each subclass only says how a step is decided; requests live and die as in `oracle.Oracle`.
 """
 
+from tests.testing import own_policy_oracles as own
 from tests.testing.oracle import Oracle, Step
 
 
@@ -139,6 +140,8 @@ ORACLES = {
   "vllm_v1": Oracle,
   "sarathi": Sarathi,
   "sarathi_dynamic": SarathiDynamic,
+  "slo_aware": own.SloAware,
+  "bucket_shaped": own.BucketShaped,
   "prefill_first": PrefillFirst,
   "orca": Orca,
   "static": Static,

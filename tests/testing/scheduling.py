@@ -97,6 +97,7 @@ def to_params(config, p: oracle.Params):
     long_prefill_token_threshold=p.threshold,
     cap_when_alone=p.cap_when_alone,
     chunked_prefill=p.chunked,
+    policy=p.policy,
   )
   return params.__class__(**(vars(params) | {"watermark_pages": np.int32(p.watermark_pages)}))
 
