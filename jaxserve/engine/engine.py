@@ -30,6 +30,7 @@ from jaxserve.sched import packing
 from jaxserve.types import Decision, SamplingTable, SchedulerParams, StepOutput, cut_plan
 
 _MAX_SEED = 2**32
+_MOST_IDLE_STEPS = 200  # in a row, before requests that wait are an error
 
 
 class QueueFullError(RuntimeError):
@@ -253,7 +254,8 @@ class Engine:
     """
     depth = 1 if self.config.overlap else 0
     while len(self._in_flight) <= depth and self._requests:
-      if not self._dispatch():
+      # With nothing in flight, a policy may still sit some steps out.
+      if not any(self._dispatch() for _ in range(1 if self._in_flight else _MOST_IDLE_STEPS)):
         break
     if self._in_flight:
       events = self._collect()

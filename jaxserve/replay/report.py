@@ -4,7 +4,7 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxserve import cost, metrics
+from jaxserve import cost, metrics, sched
 from jaxserve.replay import charts, svg
 from jaxserve.replay.records import RunRecord, run_result
 
@@ -162,7 +162,14 @@ def _policies_explained(runs: Sequence[RunRecord], results: Sequence[Mapping[str
     "is computed, and its own first tokens come soonest. A stall-free one lets each step carry "
     "all decodes and fills what is left of the budget with a chunk of a prompt. The longest stall "
     f"of a stream is {_ms(stalls[best])} under “{best}” and {_ms(stalls[worst])} under “{worst}”."
+    + "".join(_in_words(name) for name in dict.fromkeys(run.policy for run in runs))
   )
+
+
+def _in_words(policy: str) -> str:
+  """What a policy does; nothing for one that this version does not have."""
+  known = sched.POLICIES.get(policy)
+  return f" “{policy}” {known.words}" if known and known.words else ""
 
 
 def _explanation(runs: Sequence[RunRecord], results: Sequence[Mapping[str, Any]]) -> str:
@@ -173,10 +180,16 @@ def _explanation(runs: Sequence[RunRecord], results: Sequence[Mapping[str, Any]]
   size = f"a prompt of {prompt.num_prompt:,} tokens" if prompt else "a long prompt"
   words = (
     f"While other requests are decoding, {size} arrives. A step computes at most its budget of "
-    f"tokens, and decodes draw from it first: at a budget of {runs[0].budget:,} the prompt gets "
-    "what they leave, one chunk a step, and everybody else goes on. The work is the same; the wait "
-    "is cut into pieces."
   )
+  rule = _in_words(runs[0].policy)
+  if runs[0].policy == "vllm_v1" or not rule:
+    words += (
+      f"tokens, and decodes draw from it first: at a budget of {runs[0].budget:,} the prompt gets "
+      "what they leave, one chunk a step, and everybody else goes on. The work is the same; the "
+      "wait is cut into pieces."
+    )
+  else:
+    words += f"{runs[0].budget:,} tokens.{rule}"
   if len(runs) < 2 or not all(stalls[:2]):
     return words
   ratio = stalls[1] / stalls[0]

@@ -79,13 +79,19 @@ def make_params(
 
 
 def _policy_params(config: SchedulerConfig, given: Mapping[str, float]) -> dict[str, jax.Array]:
-  defaults = dict(policies.find(config.policy).defaults)
+  policy = policies.find(config.policy)
+  defaults = dict(policy.defaults)
   for name in given:
     if name not in defaults:
       known = ", ".join(defaults) or "none"
       raise ValueError(f"policy_args={name!r}: {config.policy} does not take it; it takes {known}")
+  ranges = {name: (least, most) for name, least, most in policy.ranges}
   for name, value in given.items():
-    if not 0 < value < float("inf"):
+    if name in ranges:
+      least, most = ranges[name]
+      if not least <= value <= most:
+        raise ValueError(f"policy_args={name}={value}: must be in [{least}, {most}]")
+    elif not 0 < value < float("inf"):
       raise ValueError(f"policy_args={name}={value}: must be a positive number")
   return {name: scalar(value, np.float32) for name, value in (defaults | dict(given)).items()}
 
@@ -147,7 +153,8 @@ def check_request(
       f"slots, the whole pool has {slots}; shorten the request or raise kv_cache_tokens"
     )
   policy = policies.find(config.policy)
-  whole = policy.whole_prompts or not params.chunked_prefill
+  unchunked = not params.chunked_prefill or params.policy.get("chunked_prefill_size", 1) <= 0
+  whole = policy.whole_prompts or unchunked
   if whole and num_prompt > params.budget:
     why = f"policy={config.policy}" if policy.whole_prompts else "chunked_prefill off"
     raise ValueError(

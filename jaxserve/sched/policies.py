@@ -8,7 +8,8 @@ where `exceptions` says so.
 from collections.abc import Hashable, Mapping
 
 from jaxserve import cost
-from jaxserve.sched.policy import Policy, alternate, chain, first_of
+from jaxserve.sched import sglang_round
+from jaxserve.sched.policy import Policy, Rule, alternate, chain, first_of
 from jaxserve.sched.rules import (
   admit,
   cap_by_stage,
@@ -19,11 +20,31 @@ from jaxserve.sched.rules import (
   running,
   serve,
 )
+from jaxserve.sched.sglang import sglang
 from jaxserve.sched.shaping import keep_under_target, trim_to_bucket
 
 _VLLM_V1 = chain(cap_by_threshold(), serve(running), fit_pages(), admit())
 _DECODES = chain(serve(decodes), fit_pages(evict_when_full=True))
 _DECODE_WAITS = frozenset({"decode_waits"})
+
+
+def _sglang(rule: Rule, formula: str, words: str) -> Policy:
+  return Policy(
+    rule=rule,
+    formula=formula,
+    words=words,
+    source="SGLang 2026, Scheduler.get_next_batch_to_run and PrefillAdder, without radix cache",
+    deviates="a request that nothing runs beside is admitted without the test of memory, and a "
+    "chunk below one page is not cut to pages: SGLang would wait for ever; what can never fit is "
+    "refused when submitted, so the last row is not aborted; it is retracted if the chunk slot "
+    "holds the rest; a chunk takes no more than the free pages, and a prompt enters only if the "
+    "decodes beside it have theirs: SGLang would run out of memory; equal victims go latest "
+    "admission first",
+    defaults=sglang_round.DEFAULTS,
+    ranges=sglang_round.RANGES,
+    exceptions=_DECODE_WAITS | {"idle_steps"},
+  )
+
 
 POLICIES: Mapping[str, Policy] = {
   "vllm_v1": Policy(
@@ -31,6 +52,7 @@ POLICIES: Mapping[str, Policy] = {
     formula="running requests in order take min(need, what is left of the budget), then the head "
     "of the waiting queue; need = known - computed, capped by long_prefill_token_threshold",
     source="vLLM V1, Scheduler.schedule",
+    words="serves who runs in order of arrival: streams go on, a prompt gets what they leave.",
     deviates="victims are chosen before anyone is served; under 'priority' one key orders service "
     "and victims; reserve='growth' keeps room for prompts already admitted ('gate' is vLLM's rule)",
   ),
@@ -39,6 +61,7 @@ POLICIES: Mapping[str, Policy] = {
     formula="every decode, then prompts under way, then new ones, each min(left, C - used); a "
     "newcomer is given the pages of its whole prompt",
     source="Sarathi-Serve (OSDI 2024), stall-free batching",
+    words="gives every stream its token, then fills the step with chunks of prompts.",
     deviates="a preempted request keeps its count of outputs; the watermark counts only while "
     "something runs, so that a prompt as large as the pool is served",
   ),
@@ -46,6 +69,7 @@ POLICIES: Mapping[str, Policy] = {
     rule=chain(cap_by_stage(), _DECODES, serve(prompts), admit(pages="prompt")),
     formula="sarathi, with chunks that fall from high to low in equal stages of the prompt",
     source="Sarathi-Serve, dynamic chunk schedule",
+    words="does as sarathi, with chunks that shrink as a prompt advances.",
     deviates="beyond max_tokens the last stage goes on instead of an assertion",
     defaults=(("low", 512), ("high", 2048), ("stages", 4), ("max_tokens", 8192)),
   ),
@@ -58,6 +82,8 @@ POLICIES: Mapping[str, Policy] = {
     "decodes",
     source="jaxserve, the cost model of jaxserve.cost; its numbers are those of Llama-3-8B on one "
     "H100, see cost.step_terms",
+    words="gives every stream its token and a prompt as much as keeps the predicted step within a "
+    "target, so chunks shrink as the prompt advances.",
     defaults=(
       ("itl_target_ms", 50.0),
       ("min_chunk", 64),
@@ -69,12 +95,14 @@ POLICIES: Mapping[str, Policy] = {
     formula="vllm_v1, then the newest chunks are cut until the step fills a token bucket, where "
     "more than max_padding of the next bucket would stay empty",
     source="jaxserve, engine buckets",
+    words="does as vllm_v1, but cuts the newest chunks so that a step leaves no bucket half empty.",
     defaults=(("max_padding", 0.125),),
   ),
   "prefill_first": Policy(
     rule=first_of(admit(pages="prompt", whole=True), _DECODES),
     formula="whole prompts while their sum is within the budget, alone; else all decodes",
     source="vLLM V0, Scheduler._schedule_prefills",
+    words="computes waiting prompts whole and alone; every stream stands still meanwhile.",
     deviates="a prompt above the budget is refused when submitted, not dropped in the queue",
     whole_prompts=True,
     exceptions=_DECODE_WAITS,
@@ -84,6 +112,7 @@ POLICIES: Mapping[str, Policy] = {
     formula="all decodes, and whole prompts beside them; every request holds the pages of the "
     "longest one there may be, so nobody is preempted",
     source="Orca (OSDI 2022), iteration-level scheduling",
+    words="computes whole prompts beside the streams, so a step lasts as long as its prompts.",
     deviates="an iteration is bounded by the budget; set it as large as Orca's iterations get",
     reserves_longest=True,
     whole_prompts=True,
@@ -93,6 +122,7 @@ POLICIES: Mapping[str, Policy] = {
     formula="a batch of whole prompts is admitted when nothing runs, and decodes until its last "
     "member ends",
     source="FasterTransformer, request-level batching",
+    words="starts a batch when the one before has ended; who comes later waits for that.",
     deviates="members that end early free their pages at once",
     reserves_longest=True,
     whole_prompts=True,
@@ -101,7 +131,24 @@ POLICIES: Mapping[str, Policy] = {
     rule=alternate(first_of(serve(prompts), admit(pages="prompt")), _DECODES),
     formula="by turns: a step of chunks (prompts under way, or else new ones), a step of decodes",
     source="Sarathi-Serve, the ablation 'chunked-prefills-only'",
+    words="takes turns: a step of chunks of prompts, a step of streams.",
     exceptions=_DECODE_WAITS,
+  ),
+  "sglang": _sglang(
+    sglang(),
+    "a prefill batch if one can be formed (the prompt in the chunk slot, then whole prompts "
+    "of the queue's head, the last cut to pages), alone; else all decodes; a newcomer must fit "
+    "beside the outputs still to come, of which new_token_ratio counts; who lacks a page is "
+    "retracted to the queue's tail, fewest outputs first",
+    "computes chunks of prompts back to back while a prompt waits for which there is memory; "
+    "every stream stands still meanwhile, unless prefill_decode_interval puts steps of streams "
+    "between two chunks.",
+  ),
+  "sglang_mixed": _sglang(
+    sglang(mixed=True),
+    "sglang, with the decodes in the prefill batch; the decode set's size is taken from the "
+    "chunk before the queue is looked at, so prompts wait while less than one page is left",
+    "lets the streams ride in every chunk; a prompt waits while they leave less than a page of it.",
   ),
 }
 

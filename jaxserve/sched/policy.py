@@ -40,6 +40,8 @@ class Draft:
   preempted: bool[Q].
   budget: i32[], tokens left.
   free: i32[], pages left.
+  queue: i32[Q], the queue after this step, where the policy reorders it; None: as it was. Running
+    requests must stand in front.
   """
 
   request: jax.Array
@@ -56,6 +58,7 @@ class Draft:
   preempted: jax.Array
   budget: jax.Array
   free: jax.Array
+  queue: jax.Array | None = None
 
   @property
   def decoding(self) -> jax.Array:
@@ -91,21 +94,26 @@ class Policy:
     rule: decides the step.
     formula: the rule in one or two lines.
     source: the system or paper it comes from.
+    words: what it does to requests, for somebody new to the matter; goes on from its name.
     deviates: where it differs from its source on purpose.
     defaults: hyper-parameters, the initial `SchedulerParams.policy`; may be swept and vmapped.
     reserves_longest: every request holds the pages of the longest one there may be.
     whole_prompts: a prompt longer than the budget can never be served.
-    exceptions: laws that it breaks by design; "decode_waits": a decode may wait for a prefill.
+    exceptions: laws that it breaks by design; "decode_waits": a decode may wait for a prefill;
+      "idle_steps": some steps may do nothing although requests wait, a bounded number in a row.
+    ranges: (hyper-parameter, least, most), for those that may be other than positive.
   """
 
   rule: Rule
   formula: str
   source: str
+  words: str = ""
   deviates: str = ""
   defaults: tuple[tuple[str, float], ...] = ()
   reserves_longest: bool = False
   whole_prompts: bool = False
   exceptions: frozenset[str] = frozenset()
+  ranges: tuple[tuple[str, float, float], ...] = ()
 
 
 def stateless(apply: Callable[[Draft, Context], Draft]) -> Rule:

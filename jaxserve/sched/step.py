@@ -59,6 +59,7 @@ def schedule(
     num_known=state.num_known + samples.astype(jnp.int32),
     num_in_flight=state.num_in_flight + samples.astype(jnp.int32),
     num_pages=state.num_pages + pages,
+    queue=state.queue if grants.queue is None else grants.queue,
     policy=memory,
   )
   return state, decision

@@ -57,7 +57,7 @@ class SchedulerState:
   There is no prefill or decode phase: a step moves `num_computed` towards `num_known`.
 
   queue: i32[Q], accepted requests, running and waiting, in order of service: by arrival, or by
-    (priority, arrival); then Q. A preempted request keeps its place.
+    (priority, arrival); then Q. A preempted request keeps its place, unless the policy moves it.
   status: i32[Q], a `Status`.
   arrival: i32[Q], submit number, unique: proof that a slot was not reused.
   priority: i32[Q], smaller is more urgent; 0 under FCFS.

@@ -1,5 +1,7 @@
 """The engine end to end on a tiny model: tokens, chunking, stops, aborts, errors, no compiles."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -224,6 +226,18 @@ def test_warm_up_changes_nothing_and_compiles_nothing(expected):
   with pytest.raises(RuntimeError, match="1 requests are being served"):
     engine.warm_up()
   run_dry(engine)
+
+
+@pytest.mark.parametrize("policy", ["sglang", "sglang_mixed"])
+def test_a_policy_may_sit_steps_out(expected, policy):
+  engine = tiny_engine(other_policies=("sglang", "sglang_mixed"))
+  engine.guard.count = 0
+  config = dataclasses.replace(engine.config.scheduler, policy=policy)
+  interval = {"prefill_decode_interval": 3}  # and nobody decodes between the chunks of PROMPTS[2]
+  engine.set_policy(policy, sched.make_params(config, budget=24, policy=interval))
+  assert engine.generate(PROMPTS[2:3], TWELVE)[0].tokens == expected[2]
+  assert [d.tokens for d in engine.generate(PROMPTS, TWELVE)] == expected
+  assert engine.retraces == 0 and engine.num_free_pages == SCHEDULER.cache.num_pages
 
 
 def test_an_idle_engine_changes_policy_without_compiling():

@@ -84,6 +84,18 @@ def test_many_policies_have_a_colour_each_and_are_explained():
   assert "freezes every stream" in page and "fill: none" in page
 
 
+def test_a_policy_that_is_not_the_default_is_told_in_its_own_words(runs):
+  def shown(*policies):
+    named = [dataclasses.replace(r, policy=p) for r, p in zip(runs, policies, strict=True)]
+    return " ".join(texts(parse(report.render_report("t", named, SUMMARY))))
+
+  assert "“sglang” computes chunks of prompts back to back" in shown("sglang", "sglang")
+  assert "decodes draw from it first" not in shown("sglang", "sglang")
+  assert "decodes draw from it first" in shown("vllm_v1", "vllm_v1")
+  both = shown("sglang", "sglang_mixed")
+  assert "every stream stands still" in both and "“sglang_mixed” lets the streams ride" in both
+
+
 def test_text_is_escaped():
   odd = '"</svg><script>'
   specs = [(odd if spec[0] == "chat-1" else spec[0], *spec[1:]) for spec in synthetic.SHORT]

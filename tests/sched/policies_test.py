@@ -14,11 +14,17 @@ from jaxserve.sched.rules import admit, cap_by_threshold, fit_pages, running, se
 from jaxserve.types import Status
 from tests.sched.life_test import drain, random_life
 from tests.testing import oracle
-from tests.testing.own_policy_oracles import random_args
+from tests.testing.own_policy_oracles import random_args as own_arguments
 from tests.testing.policy_oracles import ORACLES
 from tests.testing.scheduling import check_pages, host, small_config
+from tests.testing.sglang_oracle import random_arguments as sglang_arguments
 
 POLICIES = sorted(sched.POLICIES)
+
+
+def random_args(policy, rng):
+  """Hyper-parameters that matter in lives of a few tokens."""
+  return sglang_arguments(rng) if policy.startswith("sglang") else own_arguments(policy, rng)
 
 
 def config_for(policy, **overrides):
@@ -40,7 +46,7 @@ def live_and_drain(rng, config, steps):
 
 def test_every_policy_has_a_loop_to_compare_with_and_a_source():
   assert set(ORACLES) == set(sched.POLICIES)
-  assert all(p.formula and p.source for p in sched.POLICIES.values())
+  assert all(p.formula and p.source and p.words for p in sched.POLICIES.values())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -105,18 +111,18 @@ def test_packed_records_keep_memory_and_hyper_parameters(policy):
 class Load:
   """32 decoders, then two prompts of 5,000 tokens at once: the load of many comparisons."""
 
-  def __init__(self, policy, budget, **fields):
+  def __init__(self, policy, budget, arguments=None):
     self.config = small_config(
       policy=policy, page_size=16, num_pages=20000, max_num_seqs=64, max_requests=64,
-      max_budget=16384, max_model_len=8192, **fields,
+      max_budget=16384, max_model_len=8192,
     )  # fmt: skip
-    self.params = sched.make_params(self.config, budget=16384)
+    self.params = sched.make_params(self.config, budget=16384, policy=arguments)
     self.state = sched.init(self.config)
     self.schedule = jax.jit(lambda s, p: sched.schedule(s, p, self.config))
     for _ in range(32):
       self.submit(16, 40)
     self.step()
-    self.params = sched.make_params(self.config, budget=budget)
+    self.params = sched.make_params(self.config, budget=budget, policy=arguments)
 
   def submit(self, num_prompt, max_tokens):
     self.state, slot = sched.submit(
@@ -154,6 +160,29 @@ def test_two_long_prompts_beside_32_decoders(policy):
   for _ in range(2):
     load.submit(5000, 4)
   assert [load.step() for _ in EXPECTED[policy]] == EXPECTED[policy]
+
+
+MIXED = [
+  (2016, 0, 32), (2016, 0, 32), (968, 1040, 32), (1, 2015, 32), (1, 1945, 32), (1, 1, 32),
+]  # fmt: skip
+SGLANG_EXPECTED = [
+  ("sglang", 2048, {},
+   [(2048, 0, 0), (2048, 0, 0), (904, 1136, 0), (0, 2048, 0), (0, 1816, 0), (1, 1, 32)]),
+  # The decoders' own prefill has started the interval.
+  ("sglang", 2048, {"prefill_decode_interval": 1},
+   [(0, 0, 32), (2048, 0, 0), (0, 0, 32), (2048, 0, 0), (0, 0, 32), (904, 1136, 0), (1, 0, 32),
+    (0, 2048, 0), (1, 0, 32), (0, 1816, 0), (1, 1, 32)]),
+  ("sglang_mixed", 2048, {}, MIXED),
+  ("sglang_mixed", 16384, {"chunked_prefill_size": 2048}, MIXED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "budget", "arguments", "expected"), SGLANG_EXPECTED)
+def test_two_long_prompts_beside_32_decoders_under_sglang(policy, budget, arguments, expected):
+  load = Load(policy, budget, arguments)
+  for _ in range(2):
+    load.submit(5000, 4)
+  assert [load.step() for _ in expected] == expected
 
 
 def test_dynamic_chunks_fall_with_the_prefix():
@@ -203,6 +232,12 @@ def test_unknown_names_list_what_exists():
     sched.make_params(small_config(policy="sarathi_dynamic"), policy={"lo": 3})
   with pytest.raises(ValueError, match="policy_args=stages=0: must be a positive number"):
     sched.make_params(small_config(policy="sarathi_dynamic"), policy={"stages": 0})
+  config = small_config(policy="sglang")
+  sched.make_params(config, policy={"prefill_decode_interval": 0, "chunked_prefill_size": -1})
+  for value in (-1, 101, float("inf"), float("nan")):
+    message = f"policy_args=prefill_decode_interval={value}: must be in \\[0, 100\\]"
+    with pytest.raises(ValueError, match=message):
+      sched.make_params(config, policy={"prefill_decode_interval": value})
 
 
 @pytest.mark.parametrize("policy", ["orca", "static", "prefill_first"])

@@ -5,6 +5,7 @@ Each subclass only says how a step is decided; requests live and die as in `orac
 
 from tests.testing import own_policy_oracles as own
 from tests.testing.oracle import Oracle, Step
+from tests.testing.sglang_oracle import SGLang, SGLangMixed
 
 
 class LoopOracle(Oracle):
@@ -146,4 +147,6 @@ ORACLES = {
   "orca": Orca,
   "static": Static,
   "simple_chunking": SimpleChunking,
+  "sglang": SGLang,
+  "sglang_mixed": SGLangMixed,
 }
