@@ -30,7 +30,6 @@ from jaxserve.sched import packing
 from jaxserve.types import Decision, SamplingTable, SchedulerParams, StepOutput, cut_plan
 
 _MAX_SEED = 2**32
-_MOST_IDLE_STEPS = 200  # in a row, before requests that wait are an error
 
 
 class QueueFullError(RuntimeError):
@@ -255,7 +254,7 @@ class Engine:
     depth = 1 if self.config.overlap else 0
     while len(self._in_flight) <= depth and self._requests:
       # With nothing in flight, a policy may still sit some steps out.
-      if not any(self._dispatch() for _ in range(1 if self._in_flight else _MOST_IDLE_STEPS)):
+      if not any(self._dispatch() for _ in range(1 if self._in_flight else sched.MOST_IDLE_STEPS)):
         break
     if self._in_flight:
       events = self._collect()

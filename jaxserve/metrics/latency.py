@@ -9,7 +9,6 @@ Quantities of one request are in seconds, the summary is in milliseconds, as the
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -32,7 +31,7 @@ class RequestTimes:
 
   request_id: str
   arrival_s: float
-  token_times_s: Sequence[float]
+  token_times_s: Sequence[float] | np.ndarray
   num_prompt: int
   finish_reason: str | None
 
@@ -108,17 +107,19 @@ def e2e_s(request: RequestTimes) -> float:
 def span_s(requests: Sequence[RequestTimes]) -> float:
   """Seconds from the first arrival to the last token; 0 if no token came out."""
   ends = [request.token_times_s[-1] for request in requests if request.num_output]
-  return max(ends) - min(request.arrival_s for request in requests) if ends else 0.0
+  return float(max(ends)) - min(request.arrival_s for request in requests) if ends else 0.0
 
 
 def longest_stall(requests: Sequence[RequestTimes]) -> Stall | None:
   """The largest gap in any stream, completed or not; None if no stream has two tokens."""
-  stalls = [
-    Stall(request_id=request.request_id, start_s=before, end_s=after)
-    for request in requests
-    for before, after in itertools.pairwise(request.token_times_s)
-  ]
-  return max(stalls, key=lambda stall: stall.seconds, default=None)
+  longest = None
+  for request in requests:
+    gaps = itl_s(request)
+    if gaps.size and (longest is None or gaps.max() > longest.seconds):
+      at = int(gaps.argmax())
+      before, after = request.token_times_s[at], request.token_times_s[at + 1]
+      longest = Stall(request_id=request.request_id, start_s=float(before), end_s=float(after))
+  return longest
 
 
 def meets(request: RequestTimes, slo: Slo) -> bool:

@@ -10,11 +10,11 @@ from jaxserve.sched.lifecycle import abort, commit, init, submit
 from jaxserve.sched.limits import check_request, chunking_allowed, make_params, request_limit
 from jaxserve.sched.policies import POLICIES
 from jaxserve.sched.policies import find as find_policy
-from jaxserve.sched.policy import Policy, alternate, chain, first_of
+from jaxserve.sched.policy import MOST_IDLE_STEPS, Policy, alternate, chain, first_of
 from jaxserve.sched.step import schedule
 
 __all__ = [
-  "POLICIES", "Policy", "abort", "alternate", "chain", "check_request", "chunking_allowed",
-  "commit", "find_policy", "first_of", "init", "lay_out", "make_params", "request_limit",
-  "schedule", "submit",
+  "MOST_IDLE_STEPS", "POLICIES", "Policy", "abort", "alternate", "chain", "check_request",
+  "chunking_allowed", "commit", "find_policy", "first_of", "init", "lay_out", "make_params",
+  "request_limit", "schedule", "submit",
 ]  # fmt: skip

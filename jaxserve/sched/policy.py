@@ -21,6 +21,9 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.pytree import pytree_dataclass
 from jaxserve.types import SchedulerParams, SchedulerState, Status
 
+MOST_IDLE_STEPS = 200
+"""Steps in a row that a policy may do nothing although requests wait; more is an error."""
+
 
 @pytree_dataclass
 class Draft:

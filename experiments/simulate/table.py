@@ -1,0 +1,41 @@
+"""Results of `experiments.simulate`: as a table (times in ms), and rounded for a record."""
+
+COLUMNS = (
+  ("policy", "policy", "{}"),
+  ("budget", "budget", "{}"),
+  ("cap", "long_prefill_token_threshold", "{}"),
+  ("TTFT p50", "p50_ttft_ms", "{:.0f}"),
+  ("TTFT p99", "p99_ttft_ms", "{:.0f}"),
+  ("ITL p50", "p50_itl_ms", "{:.1f}"),
+  ("ITL p99", "p99_itl_ms", "{:.1f}"),
+  ("ITL max", "max_itl_ms", "{:.1f}"),
+  ("out tok/s", "output_throughput", "{:.0f}"),
+  ("good req/s", "request_goodput", "{:.2f}"),
+  ("of req/s", "request_throughput", "{:.2f}"),
+  ("busy", "utilization", "{:.0%}"),
+  ("padding", "padding_share", "{:.1%}"),
+  ("preempted", "preemptions", "{}"),
+  ("steps", "steps", "{}"),
+  ("capacity", "capacity_per_s", "{:.2f}"),
+)
+
+
+def render(rows):
+  """Right-aligned columns; those that no row has are left out."""
+  columns = [column for column in COLUMNS if any(column[1] in row for row in rows)]
+  cells = [[title for title, _, _ in columns]]
+  for row in rows:
+    cells.append([
+      "-" if row.get(key) is None else form.format(row[key]) for _, key, form in columns
+    ])  # fmt: skip
+  widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+  return "\n".join(
+    "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+    for line in cells
+  )  # fmt: skip
+
+
+def rounded(row):
+  """Only the columns of the table, four digits behind the point."""
+  keep = {key for _, key, _ in COLUMNS}
+  return {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items() if k in keep}

@@ -1,0 +1,55 @@
+"""Step times against the arithmetic of `jaxserve.cost`."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve import cost, sim
+
+MODEL, H100 = cost.LLAMA3_8B, cost.H100
+
+
+def load(chunks=(), decodes=(), bucket=None):
+  """(chunk, prefix) pairs and the contexts of decodes, in slots of 64."""
+  rows = [*chunks, *((1, context) for context in decodes)]
+  tokens = np.zeros((2, 64), np.int32)
+  tokens[:, : len(rows)] = np.asarray(rows).reshape(-1, 2).T
+  is_decode = np.arange(64) >= len(chunks)
+  return sim.StepLoad(
+    tokens=jnp.asarray(tokens[0]), prefix=jnp.asarray(tokens[1]),
+    decodes=jnp.asarray(is_decode & (tokens[0] > 0)), samples=jnp.zeros(64, bool),
+    bucket=jnp.int32(tokens[0].sum() if bucket is None else bucket),
+  )  # fmt: skip
+
+
+def test_one_chunk_with_decodes_is_chunk_seconds():
+  step_time = sim.roofline(MODEL, H100)
+  for prefix in (0, 30_240):
+    expected = cost.chunk_seconds(MODEL, H100, 2016, prefix, rows=32, resident=32 * 2048)
+    found = step_time(load([(2016, prefix)], [2048] * 32))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_decodes_alone_are_decode_seconds():
+  found = sim.roofline(MODEL, H100, overhead_s=1e-3)(load(decodes=[2048] * 32))
+  np.testing.assert_allclose(found, 1e-3 + cost.decode_seconds(MODEL, H100, 32, 2048), rtol=1e-5)
+
+
+def test_padding_costs_multiplications():
+  step_time = sim.roofline(MODEL, H100)
+  found = step_time(load([(600, 0)], bucket=1024)) - step_time(load([(600, 0)]))
+  np.testing.assert_allclose(found, cost.gemm_flops(MODEL, 424) / H100.flops, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  "chunks", [[(8192, 131_072)], [(16_384, 114_688)], [(100, 7), (333, 4095), (5, 131_000)], []]
+)
+def test_attended_keys_are_summed_as_integers(chunks):
+  expected = sum(c * p + c * c / 2 for c, p in chunks)
+  np.testing.assert_allclose(load(chunks, [9, 9]).attended, expected, rtol=2e-7)
+
+
+def test_the_same_roofline_is_the_same_object():
+  """It keys the compiled simulation."""
+  assert sim.roofline(MODEL, H100) is sim.roofline(MODEL, H100)
+  assert sim.roofline(MODEL, H100, overhead_s=1e-3) is not sim.roofline(MODEL, H100)
