@@ -34,6 +34,19 @@ _MODEL = flags.DEFINE_string(
 _BUDGET = flags.DEFINE_integer(
   "budget", None, "Most tokens computed in one step. Default by device.", lower_bound=1
 )
+_ITL_SLO_MS = flags.DEFINE_float(
+  "itl_slo_ms",
+  None,
+  "Instead of --budget: the longest gap between two tokens of a stream; the budget is solved for "
+  "it on the device in use.",
+)
+_ITL_SLO_CONTEXT = flags.DEFINE_integer(
+  "itl_slo_context",
+  None,
+  "Tokens cached by each decoding request in the load that --itl_slo_ms is kept for. Default: 512 "
+  "on a CPU, else 2048.",
+  lower_bound=0,
+)
 _MAX_NUM_SEQS = flags.DEFINE_integer(
   "max_num_seqs", None, "Most requests running at once. Default by device.", lower_bound=1
 )
@@ -91,6 +104,26 @@ def _is_number(text: str) -> bool:
   return True
 
 
+flags.register_validator(
+  "itl_slo_ms",
+  lambda x: x is None or 0 < x < float("inf"),
+  message="must be a positive number of milliseconds",
+)
+flags.register_multi_flags_validator(
+  ["itl_slo_ms", "budget"],
+  lambda f: f["itl_slo_ms"] is None or f["budget"] is None,
+  message="give --itl_slo_ms or --budget, not both: the budget is solved for the target",
+)
+flags.register_multi_flags_validator(
+  ["itl_slo_ms", "chunked_prefill"],
+  lambda f: f["itl_slo_ms"] is None or f["chunked_prefill"],
+  message="--itl_slo_ms needs chunked prefill: leave out --nochunked_prefill",
+)
+flags.register_multi_flags_validator(
+  ["itl_slo_ms", "itl_slo_context"],
+  lambda f: f["itl_slo_ms"] is not None or f["itl_slo_context"] is None,
+  message="--itl_slo_context is the load of --itl_slo_ms: give that too",
+)
 flags.register_multi_flags_validator(
   ["budget", "max_num_seqs"],
   lambda f: f["budget"] is None or f["max_num_seqs"] is None or f["budget"] >= f["max_num_seqs"],
@@ -169,6 +202,35 @@ def _parse_flags(argv: list[str]) -> list[str]:
     sys.exit(2)
 
 
+def _solve_budget(model: Any, device: Any, load: Any) -> int:
+  """The budget that keeps --itl_slo_ms; logs it with the reason. ValueError if there is none."""
+  from jaxserve import cost, solve
+  from jaxserve.engine import hardware
+
+  assert _ITL_SLO_MS.value, "without a target nobody asks"
+  width = 2 if _DTYPE.value == "bfloat16" else 4
+  found = hardware.find(device, _DTYPE.value)
+  case = solve.Case(
+    itl=_ITL_SLO_MS.value / 1e3,
+    decoders=load.decoders,
+    context=load.context if _ITL_SLO_CONTEXT.value is None else _ITL_SLO_CONTEXT.value,
+    max_prefix=load.max_prefix,
+    page_size=load.page_size,
+  )
+  solution = solve.solve(cost.ModelCost.of(model, width, width), found, case)
+  solve.check_feasible(
+    case, solution, "itl_slo_ms", "max_num_seqs, max_model_len or itl_slo_context"
+  )
+  logging.info(
+    "%s: %.4g GFLOP/s and %.4g GB/s achieved", found.name, found.flops / 1e9,
+    found.bandwidth / 1e9,
+  )  # fmt: skip
+  logging.info("%s", solve.reason(case, solution))
+  if solution.budget > load.max_budget:
+    logging.info("More than a step can use: the budget is %d", load.max_budget)
+  return min(solution.budget, load.max_budget)
+
+
 def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
   """Starts the engine; how long each phase took."""
   begin = time.perf_counter()
@@ -181,6 +243,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     cache_dir=pathlib.Path(_CACHE_DIR.value).expanduser(),
     dtype=_DTYPE.value,
     budget=_BUDGET.value,
+    solve_budget=None if _ITL_SLO_MS.value is None else _solve_budget,
     other_budgets=(0,) if replay else (),
     max_num_seqs=_MAX_NUM_SEQS.value,
     long_prefill_token_threshold=_THRESHOLD.value,

@@ -21,7 +21,18 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 150
 
-PURE = tuple(f"jaxserve/{name}/" for name in ("sched", "cache", "types", "cost", "config"))
+PURE_NAMES = (
+  "sched",
+  "cache",
+  "types",
+  "cost",
+  "cost_tables",
+  "solve",
+  "sim",
+  "workload",
+  "config",
+)
+PURE = tuple(f"jaxserve/{name}/" for name in PURE_NAMES)
 IMPURE_MODULES = frozenset({"flax", "time", "random", "os"})
 
 

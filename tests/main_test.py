@@ -1,10 +1,15 @@
 """The command line: flags, exit codes, and the whole job on the random model."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+import types
 
 import pytest
+
+from jaxserve import config, main
+from jaxserve.engine import defaults
 
 # Small enough to compile in seconds; the bucket table still covers chunked and unchunked.
 SMALL = ("--model=random", "--max_model_len=192", "--max_num_seqs=11", "--kv_cache_tokens=4096")
@@ -39,6 +44,14 @@ BAD_FLAGS = {
   "both_sizes": (["--kv_cache_tokens=64", "--memory_fraction=0.5"], ["--kv_cache_tokens"]),
   "fraction": (["--memory_fraction=1.5"], ["memory_fraction"]),
   "policy_twice": (["--compare=sarathi,vllm_v1,sarathi"], ["compare", "sarathi", "once"]),
+  "target_and_budget": (["--itl_slo_ms=50", "--budget=64"], ["--itl_slo_ms", "--budget", "both"]),
+  "target_zero": (["--itl_slo_ms=0"], ["itl_slo_ms", "0", "positive"]),
+  "target_unchunked": (["--itl_slo_ms=50", "--nochunked_prefill"], ["--itl_slo_ms", "chunked"]),
+  "context_alone": (["--itl_slo_context=50"], ["--itl_slo_context", "--itl_slo_ms"]),
+  "target_too_low": (
+    [*SMALL, "--itl_slo_ms=0.0001"],
+    ["itl_slo_ms=0.0001", "10 decodes", "raise itl_slo_ms to", "or lower max_num_seqs"],
+  ),
   "no_prompt": (["--mode=generate"], ["--prompt"]),
   "unknown_flag": (["--bugdet=5"], ["bugdet"]),
   "stray_argument": (["1536"], ["1536"]),
@@ -119,6 +132,41 @@ def test_policies_side_by_side(tmp_path):
   again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
   assert again.returncode == 0, again.stdout + again.stderr
   assert again.stdout.count("bit by bit") == 2
+
+
+def test_the_reference_case_on_a_known_gpu(monkeypatch):
+  flag = lambda value: types.SimpleNamespace(value=value)
+  monkeypatch.setattr(main, "_ITL_SLO_MS", flag(60.0))
+  monkeypatch.setattr(main, "_ITL_SLO_CONTEXT", flag(None))
+  monkeypatch.setattr(main, "_DTYPE", flag("bfloat16"))
+  llama = config.ModelConfig(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336,
+    num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
+  )  # fmt: skip
+  load = defaults.Load(
+    decoders=32, context=2048, max_prefix=32768, page_size=64, max_budget=16384
+  )  # fmt: skip
+  h100 = types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="gpu")
+  assert main._solve_budget(llama, h100, load) == 832
+  assert main._solve_budget(llama, h100, dataclasses.replace(load, max_budget=512)) == 512
+  monkeypatch.setattr(main, "_ITL_SLO_CONTEXT", flag(8192))
+  assert main._solve_budget(llama, h100, load) == 704
+
+
+def test_the_budget_is_solved_for_a_target(tmp_path):
+  done = jaxserve(
+    "--model=random", "--max_model_len=32", "--max_num_seqs=2", "--kv_cache_tokens=256",
+    "--mode=generate", "--prompt=Hi", "--max_tokens=2", f"--cache_dir={tmp_path}",
+    "--itl_slo_ms=5000", "--itl_slo_context=24",
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert json.loads(done.stdout.splitlines()[-1])["retraces"] == 0
+  for words in (
+    "this cpu: ", "GB/s achieved", "keeps the target of 5000 ms", "prefix of 32 tokens",
+    "KV of 1 requests at 24 tokens", "Binding is ", "the budget is 64",
+    "Token budget 64 a step, 2 seats",
+  ):  # fmt: skip
+    assert words in done.stderr, done.stderr
 
 
 def test_generate_on_the_random_model(tmp_path):

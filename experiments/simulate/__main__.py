@@ -15,16 +15,14 @@ import time
 import numpy as np
 from absl import app, flags, logging
 
-from experiments import provenance
+from experiments import case, provenance
 from experiments.simulate import table
-from jaxserve import cost, metrics, sched, sim, workload
+from jaxserve import metrics, sched, sim, workload
 from jaxserve.config import CacheConfig, SchedulerConfig
 from jaxserve.engine.config import token_buckets
 from jaxserve.progress import progress
 
 FLAGS = flags.FLAGS
-_MODELS = {"llama3-8b": cost.LLAMA3_8B}
-_HARDWARE = {"h100": cost.H100}
 
 _TRACE = flags.DEFINE_string("trace", None, "Trace: Azure CSV, Mooncake or LLMServingSim JSONL.")
 _SECONDS = flags.DEFINE_float("seconds", None, "Only requests that arrive so early in the trace.")
@@ -37,8 +35,8 @@ _OUTPUT = flags.DEFINE_integer("output", 128, "Median outputs, without a trace."
 _SPREAD = flags.DEFINE_float("spread", 0.0, "Sigma of the lognormal lengths; 0: all the median.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of arrivals and lengths.")
 
-_MODEL = flags.DEFINE_enum("model", "llama3-8b", sorted(_MODELS), "What is served.")
-_DEVICE = flags.DEFINE_enum("hardware", "h100", sorted(_HARDWARE), "On what.")
+_MODEL = flags.DEFINE_string("model", "llama3-8b", "A name of the table, or a config.json's path.")
+_DEVICE = flags.DEFINE_string("hardware", "h100", "h100, h200, a100, l40s, b200, or this.")
 _OVERHEAD = flags.DEFINE_float("overhead_ms", 0.0, "Time of every step besides.", lower_bound=0.0)
 _OVERLAP = flags.DEFINE_bool("overlap", True, "Decide a step before the last one's outputs.")
 _BUCKETS = flags.DEFINE_bool("buckets", True, "Pad steps to the engine's token buckets.")
@@ -120,9 +118,8 @@ def run_policy(policy, load, slo):
   """One row of results for every budget and threshold."""
   budgets, thresholds = ([int(x) for x in flag.value] for flag in (_BUDGET, _THRESHOLD))
   config = make_config(policy, budgets)
-  step_time = sim.roofline(
-    _MODELS[_MODEL.value], _HARDWARE[_DEVICE.value], overhead_s=1e-3 * _OVERHEAD.value
-  )
+  hardware = case.device(_DEVICE.value).hardware
+  step_time = sim.roofline(case.model(_MODEL.value), hardware, overhead_s=1e-3 * _OVERHEAD.value)
   buckets = token_buckets(*budgets) if _BUCKETS.value else ()
   options = {"overlap": _OVERLAP.value, "buckets": buckets}
   batch, settings = sim.grid(config, budget=budgets, long_prefill_token_threshold=thresholds)
@@ -143,12 +140,22 @@ def run_policy(policy, load, slo):
   return rows, {"policy": policy, "simulated_steps_per_s": round(speed), "seconds": seconds}
 
 
-def main(_):
+def parse_flags(argv):
   try:
+    return FLAGS(argv)
+  except flags.Error as error:
+    print(f"experiments.simulate: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main(argv):
+  try:
+    case.no_arguments(argv)
     simulate_all()
   except (ValueError, OSError) as error:
-    print(error, file=sys.stderr)
-    sys.exit(2)
+    print(f"experiments.simulate: {error}", file=sys.stderr)
+    return 2
+  return 0
 
 
 def simulate_all():
@@ -177,4 +184,4 @@ def simulate_all():
 
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main, flags_parser=parse_flags)

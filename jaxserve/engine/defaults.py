@@ -15,6 +15,9 @@ _BY_MEMORY = (
   (70 * _GIB, 16384, 8192, 1024),
   (0, 8192, 2048, 256),
 )
+_LARGEST_BUDGET = 16384
+# (decoders, tokens of context of each) that a latency target is kept for.
+_CPU_DECODERS, _ACCELERATOR_DECODERS = (8, 512), (32, 2048)
 CPU_KV_CACHE_TOKENS = 32768
 ACCELERATOR_MEMORY_FRACTION = 0.9
 
@@ -25,6 +28,25 @@ class Limits:
 
   budget: int
   max_num_seqs: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Load:
+  """The load under which a budget must keep its latency target.
+
+  Attributes:
+    decoders: requests that decode while a long prompt is prefilled.
+    context: tokens cached by each of them.
+    max_prefix: longest prefix that a chunk may have to attend to.
+    page_size: tokens of a KV page.
+    max_budget: most that a larger budget could be of use, or that is compiled for.
+  """
+
+  decoders: int
+  context: int
+  max_prefix: int
+  page_size: int
+  max_budget: int
 
 
 def memory_bytes(device: jax.Device) -> int:
@@ -64,6 +86,33 @@ def clamped(
   if max_num_seqs is None:
     seats = min(seats, budget)
   return Limits(budget=budget, max_num_seqs=seats)
+
+
+def target_load(
+  platform: str, seats: int, max_num_seqs: int | None, max_model_len: int, page_size: int
+) -> Load:
+  """What a latency target is kept for, unless the user says otherwise.
+
+  All seats but that of the prompt decode, if the user gave their number; else 8 on a CPU and 32 on
+  an accelerator, at 512 and 2,048 tokens of context.
+
+  Args:
+    platform: "cpu", "gpu", "tpu".
+    seats: by device.
+    max_num_seqs: as given by the user.
+    max_model_len: most tokens of a request.
+    page_size: tokens of a KV page.
+  """
+  decoders, context = _CPU_DECODERS if platform == "cpu" else _ACCELERATOR_DECODERS
+  if max_num_seqs is not None:
+    decoders, seats = max(max_num_seqs - 1, 1), max_num_seqs
+  return Load(
+    decoders=decoders,
+    context=min(context, max_model_len),
+    max_prefix=max_model_len,
+    page_size=page_size,
+    max_budget=max(min(_LARGEST_BUDGET, seats * max_model_len), seats),
+  )
 
 
 def describe_hardware() -> str:

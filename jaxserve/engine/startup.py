@@ -3,7 +3,7 @@
 import dataclasses
 import gc
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
 from jaxserve.model.checkpoint import Checkpoint, Dtype
 
+# The budget for a model on a device under a load.
+SolveBudget = Callable[[ModelConfig, jax.Device, defaults.Load], int]
 _PROBE_PAGES = 1
 _WAITING_PER_SEAT = 1  # slots of the waiting queue for every seat
 
@@ -33,6 +35,7 @@ class StartOptions:
     dtype: of weights, products and KV.
     use: "server" favours latency, "offline" throughput.
     budget: most tokens of a step.
+    solve_budget: gives the budget in the place of `budget`, once model and device are known.
     other_budgets: further budgets that the bucket table must cover.
     max_num_seqs: most running requests.
     long_prefill_token_threshold: most tokens of one request a step; 0 = off.
@@ -53,6 +56,7 @@ class StartOptions:
   dtype: Dtype = "bfloat16"
   use: defaults.Use = "server"
   budget: int | None = None
+  solve_budget: SolveBudget | None = None
   other_budgets: tuple[int, ...] = ()
   max_num_seqs: int | None = None
   long_prefill_token_threshold: int = 0
@@ -135,6 +139,12 @@ def _resolve(options: StartOptions, model: ModelConfig, device: jax.Device) -> S
   )
   memory = defaults.memory_bytes(device)
   by_device = defaults.by_device(device.platform, device.device_kind, memory, options.use)
+  if options.solve_budget is not None:
+    load = defaults.target_load(
+      device.platform, by_device.max_num_seqs, options.max_num_seqs, max_model_len,
+      options.page_size,
+    )  # fmt: skip
+    options = dataclasses.replace(options, budget=options.solve_budget(model, device, load))
   limits = defaults.clamped(by_device, options.budget, options.max_num_seqs, max_model_len)
   budget = limits.budget
   whole = sched.find_policy(options.policy).whole_prompts

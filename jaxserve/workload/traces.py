@@ -4,7 +4,6 @@ import csv
 import datetime
 import functools
 import json
-import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from jaxserve.workload.record import Workload
 
-Path = str | os.PathLike[str]
+Path = str | pathlib.Path
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOST_TOKENS = 2**31 - 1

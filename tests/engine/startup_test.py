@@ -89,6 +89,44 @@ def test_start_up_says_what_it_did(tmp_path):
   started.engine.close()
 
 
+@pytest.mark.parametrize(
+  ("platform", "seats", "expected"),
+  [
+    ("gpu", None, (32, 2048, 4096, 16384)),
+    ("cpu", None, (8, 512, 4096, 16384)),
+    ("cpu", 3, (2, 512, 4096, 12288)),
+    ("gpu", 1, (1, 2048, 4096, 4096)),
+  ],
+)
+def test_load_of_a_target(platform, seats, expected):
+  load = defaults.target_load(platform, 256, seats, 4096, 16)
+  assert (load.decoders, load.context, load.max_prefix, load.max_budget) == expected
+  assert load.page_size == 16
+  assert defaults.target_load(platform, 256, seats, 100, 16).context == 100
+
+
+@pytest.mark.parametrize(("seats", "seats_then"), [(4, 4), (None, 24)])
+def test_a_solved_budget_is_a_budget_as_if_given(tmp_path, seats, seats_then):
+  asked = []
+  resolved = startup._resolve(
+    options(
+      tmp_path, budget=None, max_num_seqs=seats, solve_budget=lambda *case: asked.append(case) or 24
+    ),
+    MODEL,
+    devices.pick().model,
+  )  # fmt: skip
+  assert (resolved.budget, resolved.max_num_seqs) == (24, seats_then)
+  ((model, device, load),) = asked
+  assert model is MODEL and device == devices.pick().model
+  assert (load.decoders, load.max_prefix, load.page_size) == (3 if seats else 8, 64, 64)
+  with pytest.raises(ValueError, match="budget=24.*max_model_len=64"):
+    startup._resolve(
+      options(tmp_path, budget=None, chunked_prefill=False, solve_budget=lambda *case: 24),
+      MODEL,
+      devices.pick().model,
+    )
+
+
 def test_unchunked_budget_defaults_to_a_whole_sequence_and_a_smaller_one_is_refused(tmp_path):
   refused = options(tmp_path, chunked_prefill=False)
   with pytest.raises(ValueError, match="budget=16.*max_model_len=64"):
