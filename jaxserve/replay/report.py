@@ -92,6 +92,7 @@ def render_report(title: str, runs: Sequence[RunRecord], summary: Mapping[str, A
   """
   horizon = max(run.end_s - run.start_s for run in runs)
   results = [run_result(run) for run in runs]
+  policies = len({run.policy for run in runs})
   body = (
     svg.element("h1", html.escape(title)),
     _paragraph(_facts(summary), "soft"),
@@ -99,7 +100,7 @@ def render_report(title: str, runs: Sequence[RunRecord], summary: Mapping[str, A
     svg.element("h2", "Side by side"),
     _table(runs, results, summary),
     _stream_section(runs, horizon),
-    *(_run_section(i, run, horizon) for i, run in enumerate(runs)),
+    *(_run_section(i, run, horizon, policies) for i, run in enumerate(runs)),
     svg.element("h2", "The same budget on a large accelerator"),
     _paragraph(cost.describe(runs[0].budget)),
     _paragraph("By the arithmetic of jaxserve.cost, not measured here.", "soft"),
@@ -162,7 +163,6 @@ def _policies_explained(runs: Sequence[RunRecord], results: Sequence[Mapping[str
     "is computed, and its own first tokens come soonest. A stall-free one lets each step carry "
     "all decodes and fills what is left of the budget with a chunk of a prompt. The longest stall "
     f"of a stream is {_ms(stalls[best])} under “{best}” and {_ms(stalls[worst])} under “{worst}”."
-    + "".join(_in_words(name) for name in dict.fromkeys(run.policy for run in runs))
   )
 
 
@@ -253,12 +253,13 @@ def _stream_section(runs: Sequence[RunRecord], horizon: float) -> str:
   ))  # fmt: skip
 
 
-def _run_section(index: int, run: RunRecord, horizon: float) -> str:
-  """Steps and requests of one run."""
+def _run_section(index: int, run: RunRecord, horizon: float, policies: int) -> str:
+  """Steps and requests of one run, and what its policy does where there are several."""
   mark = svg.element("span", class_="key", style=f"background: var(--run-{index})")
   lost = (("--bad", "× preempted"),) if any(step.preempted for step in run.steps) else ()
   return "".join((
     svg.element("h2", mark, html.escape(run.name)),
+    _paragraph(_in_words(run.policy).strip(), "soft") if policies > 1 else "",
     _key((*_KEY, *lost)),
     charts.run_chart(run, horizon),
   ))  # fmt: skip
