@@ -6,12 +6,13 @@
 # make venv    the environment with everything that `make check` needs
 #
 # PYTHON=python3.13 VENV=.venv-3.13 choose the interpreter and the environment; ARGS goes to
-# jaxserve.main and PYTEST_ARGS to pytest.
+# jaxserve.main and PYTEST_ARGS to pytest, which runs in WORKERS processes of up to 5 GB.
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?= --budget 1536
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
@@ -25,7 +26,7 @@ run: $(VENV)/.core $(VENV)/.model
 	$(BIN)/python -m jaxserve.main $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 check: lint test
 

@@ -1,7 +1,13 @@
 """Settings of every test. JAX is told before it starts a backend, hence at import."""
 
+import os
+import shutil
+import tempfile
+
 import hypothesis
 import jax
+
+from tests.testing import caches
 
 # The scheduler gets a CPU device of its own, beside the model's.
 jax.config.update("jax_num_cpu_devices", 2)
@@ -12,3 +18,13 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # The first example compiles, so a deadline would measure XLA.
 hypothesis.settings.register_profile("jaxserve", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("jaxserve")
+
+
+def pytest_configure(config):
+  if not hasattr(config, "workerinput"):  # workers inherit it
+    os.environ[caches.VARIABLE] = tempfile.mkdtemp(prefix="jaxserve-tests-")
+
+
+def pytest_unconfigure(config):
+  if not hasattr(config, "workerinput"):
+    shutil.rmtree(os.environ.pop(caches.VARIABLE), ignore_errors=True)

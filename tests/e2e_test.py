@@ -14,7 +14,7 @@ from jaxserve.model import llama, source
 from jaxserve.replay import experiment
 from jaxserve.text.chat import render_chat
 from jaxserve.text.tokenizer import load_tokenizer
-from tests.testing.engines import plain_logits
+from tests.testing.engines import plain_logits, shared_store
 
 pytestmark = [
   pytest.mark.e2e,
@@ -40,7 +40,7 @@ def build(checkpoint, dtype):
     token_buckets=(1, 8, 64, 256, 1536, LIMIT), eos_token_ids=checkpoint.eos_token_ids,
   )  # fmt: skip
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(dtype))
-  return Engine.build(config, graphdef, leaves)
+  return Engine.build(config, graphdef, leaves, store=shared_store())
 
 
 @pytest.fixture(scope="module")

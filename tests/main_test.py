@@ -10,13 +10,18 @@ import pytest
 
 from jaxserve import config, main
 from jaxserve.engine import defaults
+from tests.testing.caches import cache_dir
 
 # Small enough to compile in seconds; the bucket table still covers chunked and unchunked.
 SMALL = ("--model=random", "--max_model_len=192", "--max_num_seqs=11", "--kv_cache_tokens=4096")
+RUN = (*SMALL, "--budget=32", "--dtype=float32")  # one engine for all tests that run
+
+
+CACHE = f"--cache_dir={cache_dir()}"
 
 
 def jaxserve(*flags, timeout=300):
-  command = [sys.executable, "-m", "jaxserve.main", *flags]
+  command = [sys.executable, "-m", "jaxserve.main", CACHE, *flags]
   return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -59,7 +64,7 @@ BAD_FLAGS = {
   "model_too_short": (["--model=random", "--max_model_len=999999"], ["max_model_len=999999"]),
   "pool_below_a_page": (["--model=random", "--kv_cache_tokens=3"], ["kv_cache_tokens=3"]),
   "empty_prompt_too_long": (
-    [*SMALL, "--mode=generate", "--prompt=" + "long " * 100], ["max_model_len=192"],
+    [*RUN, "--mode=generate", "--prompt=" + "long " * 100], ["max_model_len=192"],
   ),
 }  # fmt: skip
 
@@ -88,9 +93,7 @@ RUN_KEYS = {
 
 
 def test_replay_on_the_random_model(tmp_path):
-  done = jaxserve(
-    *SMALL, "--budget=32", "--dtype=float32", f"--out={tmp_path}", f"--cache_dir={tmp_path}/cache"
-  )
+  done = jaxserve(*RUN, f"--out={tmp_path}")
   assert done.returncode == 0, done.stderr
   document = json.loads(done.stdout.splitlines()[-1])
   assert document["model"] == "random" and document["retraces"] == 0
@@ -108,9 +111,9 @@ def test_replay_on_the_random_model(tmp_path):
   steps = [line for line in lines if line["event"] == "step"]
   assert len(steps) == chunked["steps"] + whole["steps"]
   assert all(s["num_tokens"] <= s["budget"] for s in steps)
-  assert (tmp_path / "cache" / "executables").stat().st_mode & 0o777 == 0o700
+  assert (cache_dir() / "executables").stat().st_mode & 0o777 == 0o700
   command = [sys.executable, "-m", "experiments.plans", "replay", str(tmp_path / "steps.jsonl")]
-  command.append(f"--cache_dir={tmp_path}/cache")
+  command.append(CACHE)
   again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
   assert again.returncode == 0, again.stdout + again.stderr
   assert again.stdout.count("bit by bit") == 2 and "not promised" not in again.stderr
@@ -118,7 +121,7 @@ def test_replay_on_the_random_model(tmp_path):
 
 def test_policies_side_by_side(tmp_path):
   done = jaxserve(
-    *SMALL, "--budget=32", "--dtype=float32", f"--out={tmp_path}", f"--cache_dir={tmp_path}/cache",
+    *RUN, f"--out={tmp_path}",
     "--policy=sarathi_dynamic", "--policy_args=high=64,low=32,max_tokens=192",
     "--compare=sarathi_dynamic,prefill_first",
   )  # fmt: skip
@@ -128,7 +131,7 @@ def test_policies_side_by_side(tmp_path):
   runs = [(run["name"], run["policy"], run["budget"]) for run in document["runs"]]
   assert runs == [("sarathi_dynamic",) * 2 + (32,), ("prefill_first",) * 2 + (192,)]
   command = [sys.executable, "-m", "experiments.plans", "replay", str(tmp_path / "steps.jsonl")]
-  command.append(f"--cache_dir={tmp_path}/cache")
+  command.append(CACHE)
   again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
   assert again.returncode == 0, again.stdout + again.stderr
   assert again.stdout.count("bit by bit") == 2
@@ -153,10 +156,10 @@ def test_the_reference_case_on_a_known_gpu(monkeypatch):
   assert main._solve_budget(llama, h100, load) == 704
 
 
-def test_the_budget_is_solved_for_a_target(tmp_path):
+def test_the_budget_is_solved_for_a_target():
   done = jaxserve(
     "--model=random", "--max_model_len=32", "--max_num_seqs=2", "--kv_cache_tokens=256",
-    "--mode=generate", "--prompt=Hi", "--max_tokens=2", f"--cache_dir={tmp_path}",
+    "--mode=generate", "--prompt=Hi", "--max_tokens=2",
     "--itl_slo_ms=5000", "--itl_slo_context=24",
   )  # fmt: skip
   assert done.returncode == 0, done.stderr
@@ -169,10 +172,8 @@ def test_the_budget_is_solved_for_a_target(tmp_path):
     assert words in done.stderr, done.stderr
 
 
-def test_generate_on_the_random_model(tmp_path):
-  done = jaxserve(
-    *SMALL, "--mode=generate", "--prompt=Hello", "--max_tokens=5", f"--cache_dir={tmp_path}"
-  )
+def test_generate_on_the_random_model():
+  done = jaxserve(*RUN, "--mode=generate", "--prompt=Hello", "--max_tokens=5")
   assert done.returncode == 0, done.stderr
   document = json.loads(done.stdout.splitlines()[-1])
   assert document["completion_tokens"] == 5 and document["retraces"] == 0

@@ -7,13 +7,15 @@ import sys
 
 import pytest
 
+from tests.testing.caches import cache_dir
+
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_program_runs(number, tmp_path):
-  code = PROGRAMS[number].replace("~/.cache/jaxserve", str(tmp_path))
+def test_program_runs(number):
+  code = PROGRAMS[number].replace("~/.cache/jaxserve", str(cache_dir()))
   command = [sys.executable, "-c", code]
   done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
   assert done.returncode == 0, done.stderr

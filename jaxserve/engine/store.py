@@ -60,16 +60,19 @@ class ExecutableStore:
   def load(self, program: Program) -> jax.stages.Compiled | None:
     """The executable of `program`; None if it is not there or cannot be read."""
     name = fingerprint(program)
-    return None if name is None else self._read(name, program)
+    found = None if name is None else self._read(name, program)
+    return found and found[0]
 
   def load_lowered(
     self, program: Program, lowered: jax.stages.Lowered
   ) -> jax.stages.Compiled | None:
     """The same, found by the lowered module; from now on `load` finds it as well."""
-    module = _module_name(program, lowered)
-    compiled, name = self._read(module, program), fingerprint(program)
-    if compiled is not None and name is not None:
-      self._write(name, (self._directory / module).read_bytes())
+    found, name = self._read(_module_name(program, lowered), program), fingerprint(program)
+    if found is None:
+      return None
+    compiled, content = found
+    if name is not None:
+      self._write(name, content)
     return compiled
 
   def save(
@@ -93,29 +96,39 @@ class ExecutableStore:
 
   def prune(self, most: int = _MOST_KEPT) -> None:
     """Deletes all but the `most` files used last."""
-    files = sorted(self._directory.iterdir(), key=lambda f: f.stat().st_mtime, reverse=True)
+    files = sorted(self._directory.iterdir(), key=_last_used, reverse=True)
     for file in files[most:]:
       file.unlink(missing_ok=True)
 
-  def _read(self, name: str, program: Program) -> jax.stages.Compiled | None:
+  def _read(self, name: str, program: Program) -> tuple[jax.stages.Compiled, bytes] | None:
+    """(the executable, its file's content); other processes may delete the file at any time."""
     path, device = self._directory / name, _device(program)
-    if not path.exists():
+    try:
+      content = path.read_bytes()
+      os.utime(path)
+    except FileNotFoundError:
       return None
     try:
-      payload, in_tree, out_tree = pickle.loads(zlib.decompress(path.read_bytes()))
+      payload, in_tree, out_tree = pickle.loads(zlib.decompress(content))
       compiled = serialize_executable.deserialize_and_load(
         payload, in_tree, out_tree, backend=device.client, execution_devices=[device]
       )
-      path.touch()
     except Exception as error:  # Whatever a damaged file makes the readers raise.
       logging.warning("%s is compiled again: %s: %r", program.key, path, error)
       return None
-    return compiled
+    return compiled, content
 
   def _write(self, name: str, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
       file.write(content)
     pathlib.Path(file.name).replace(self._directory / name)
+
+
+def _last_used(file: pathlib.Path) -> float:
+  try:
+    return file.stat().st_mtime
+  except FileNotFoundError:  # another process has just pruned it
+    return 0.0
 
 
 def fingerprint(program: Program) -> str | None:

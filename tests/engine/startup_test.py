@@ -7,6 +7,7 @@ import pytest
 from jaxserve.engine import compiler, defaults, devices, programs, startup
 from jaxserve.engine.config import EngineConfig
 from jaxserve.model import llama
+from tests.testing.caches import cache_dir
 from tests.testing.engines import MODEL, SCHEDULER, weights
 
 GIB = 1 << 30
@@ -61,15 +62,15 @@ def test_no_executables_scratch_grows_with_the_pool(dtype):
     assert report.temp_bytes <= small[key].temp_bytes + 4096, key
 
 
-def options(tmp_path, **fields):
-  base = dict(model="random", cache_dir=tmp_path, max_num_seqs=4, max_model_len=64, budget=16)
+def options(**fields):
+  base = dict(model="random", cache_dir=cache_dir(), max_num_seqs=4, max_model_len=64, budget=16)
   return startup.StartOptions(**(base | fields))
 
 
-def test_memory_fraction_fills_the_pool_with_what_is_left(tmp_path, monkeypatch):
+def test_memory_fraction_fills_the_pool_with_what_is_left(monkeypatch):
   memory = 40_000_000
   monkeypatch.setattr(defaults, "memory_bytes", lambda device: memory)
-  started = startup.start(options(tmp_path, memory_fraction=0.5))
+  started = startup.start(options(memory_fraction=0.5))
   engine = started.engine
   scratch = max(r.temp_bytes for r in engine.compile_reports if r.key == ("forward", 16))
   used = started.weight_bytes + scratch + engine.kv_bytes
@@ -77,11 +78,11 @@ def test_memory_fraction_fills_the_pool_with_what_is_left(tmp_path, monkeypatch)
   assert 0 <= memory // 2 - used < page_bytes + 1
   engine.close()
   with pytest.raises(ValueError, match=r"memory_fraction=0.001: leaves room for 0 tokens"):
-    startup.start(options(tmp_path, memory_fraction=0.001))
+    startup.start(options(memory_fraction=0.001))
 
 
-def test_start_up_says_what_it_did(tmp_path):
-  started = startup.start(options(tmp_path, kv_cache_tokens=320))
+def test_start_up_says_what_it_did():
+  started = startup.start(options(kv_cache_tokens=320))
   lines = "\n".join(startup.summary(started))
   for words in ("Model random", "KV pool: 320 tokens in 5 pages of 64", "Buckets: 1, 2, 4, 8, 16",
                 "executables in", "forward 16", "in place"):  # fmt: skip
@@ -106,11 +107,11 @@ def test_load_of_a_target(platform, seats, expected):
 
 
 @pytest.mark.parametrize(("seats", "seats_then"), [(4, 4), (None, 24)])
-def test_a_solved_budget_is_a_budget_as_if_given(tmp_path, seats, seats_then):
+def test_a_solved_budget_is_a_budget_as_if_given(seats, seats_then):
   asked = []
   resolved = startup._resolve(
     options(
-      tmp_path, budget=None, max_num_seqs=seats, solve_budget=lambda *case: asked.append(case) or 24
+      budget=None, max_num_seqs=seats, solve_budget=lambda *case: asked.append(case) or 24
     ),
     MODEL,
     devices.pick().model,
@@ -121,17 +122,17 @@ def test_a_solved_budget_is_a_budget_as_if_given(tmp_path, seats, seats_then):
   assert (load.decoders, load.max_prefix, load.page_size) == (3 if seats else 8, 64, 64)
   with pytest.raises(ValueError, match="budget=24.*max_model_len=64"):
     startup._resolve(
-      options(tmp_path, budget=None, chunked_prefill=False, solve_budget=lambda *case: 24),
+      options(budget=None, chunked_prefill=False, solve_budget=lambda *case: 24),
       MODEL,
       devices.pick().model,
     )
 
 
-def test_unchunked_budget_defaults_to_a_whole_sequence_and_a_smaller_one_is_refused(tmp_path):
-  refused = options(tmp_path, chunked_prefill=False)
+def test_unchunked_budget_defaults_to_a_whole_sequence_and_a_smaller_one_is_refused():
+  refused = options(chunked_prefill=False)
   with pytest.raises(ValueError, match="budget=16.*max_model_len=64"):
     startup.start(refused)
   resolved = startup._resolve(
-    options(tmp_path, chunked_prefill=False, budget=None), MODEL, devices.pick().model
+    options(chunked_prefill=False, budget=None), MODEL, devices.pick().model
   )
   assert resolved.budget >= 64

@@ -10,6 +10,7 @@ from jaxserve.config import CacheConfig, ModelConfig, SchedulerConfig
 from jaxserve.engine import Engine, EngineConfig
 from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama
+from tests.testing import caches
 
 MODEL = ModelConfig(
   vocab_size=61, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -31,7 +32,12 @@ def weights(seed: int = 0):
 @functools.cache
 def tiny_engine(**overrides) -> Engine:
   """One engine per configuration; tests leave it idle and set the parameters they need."""
-  return build_engine(**overrides)
+  return build_engine(shared_store(), **overrides)
+
+
+def shared_store() -> ExecutableStore:
+  """What the tests of this run have compiled so far."""
+  return ExecutableStore(caches.cache_dir() / "executables")
 
 
 def build_engine(store: ExecutableStore | None = None, **overrides) -> Engine:
