@@ -16,7 +16,7 @@ from tests.sched.life_test import drain, random_life
 from tests.testing import oracle
 from tests.testing.own_policy_oracles import random_args as own_arguments
 from tests.testing.policy_oracles import ORACLES
-from tests.testing.scheduling import check_pages, host, small_config
+from tests.testing.scheduling import check_pages, compiled, host, small_config
 from tests.testing.sglang_oracle import random_arguments as sglang_arguments
 
 POLICIES = sorted(sched.POLICIES)
@@ -96,13 +96,15 @@ def test_vmap_over_budgets_equals_separate_scans(policy):
 def test_packed_records_keep_memory_and_hyper_parameters(policy):
   config = config_for(policy)
   params = sched.make_params(config)
+  schedule, submit, *_ = compiled(config)
+  schedule_packed = jax.jit(lambda state, params: packing.schedule(state, params, config))
   state = sched.init(config)
   for n in (7, 9):
-    state, _ = sched.submit(state, jnp.int32(n), jnp.int32(20))
+    state, _ = submit(state, np.int32(n), np.int32(20))
   packed = packing.pack_state(state)
   for _ in range(4):
-    state, decision = sched.schedule(state, params, config)
-    packed, flat = packing.schedule(packed, jnp.asarray(packing.pack_params(params)), config)
+    state, decision = schedule(state, params)
+    packed, flat = schedule_packed(packed, jnp.asarray(packing.pack_params(params)))
     got = packing.unpack_state(packed, config)
     jax.tree.map(np.testing.assert_array_equal, got, state)
     np.testing.assert_array_equal(flat, packing.pack(decision))
