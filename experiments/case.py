@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import sys
 
 from jaxserve import cost, cost_tables
 
@@ -88,3 +89,16 @@ def no_arguments(argv):
   """ValueError if words are left that are no flags."""
   if len(argv) > 1:
     raise ValueError(f"unexpected arguments {argv[1:]}: everything is a --flag")
+
+
+def flags_parser(name, values, mistake):
+  """For `app.run`: flags that raise `mistake` end the experiment with one line and exit code 2."""
+
+  def parse(argv):
+    try:
+      return values(argv)
+    except mistake as error:
+      print(f"experiments.{name}: {error}", file=sys.stderr)
+      sys.exit(2)
+
+  return parse

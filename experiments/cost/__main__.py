@@ -48,14 +48,6 @@ _REREAD = flags.DEFINE_integer(
 )
 
 
-def parse_flags(argv):
-  try:
-    return FLAGS(argv)
-  except flags.Error as error:
-    print(f"experiments.cost: {error}", file=sys.stderr)
-    sys.exit(2)
-
-
 def setting(device):
   prompt = case.at_least("prompt", _PROMPT.value, 1)
   prefix = prompt if _MAX_PREFIX.value is None else _MAX_PREFIX.value
@@ -100,4 +92,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main, flags_parser=parse_flags)
+  app.run(main, flags_parser=case.flags_parser("cost", FLAGS, flags.Error))

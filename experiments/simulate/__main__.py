@@ -140,14 +140,6 @@ def run_policy(policy, load, slo):
   return rows, {"policy": policy, "simulated_steps_per_s": round(speed), "seconds": seconds}
 
 
-def parse_flags(argv):
-  try:
-    return FLAGS(argv)
-  except flags.Error as error:
-    print(f"experiments.simulate: {error}", file=sys.stderr)
-    sys.exit(2)
-
-
 def main(argv):
   try:
     case.no_arguments(argv)
@@ -184,4 +176,4 @@ def simulate_all():
 
 
 if __name__ == "__main__":
-  app.run(main, flags_parser=parse_flags)
+  app.run(main, flags_parser=case.flags_parser("simulate", FLAGS, flags.Error))

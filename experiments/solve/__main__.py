@@ -35,14 +35,6 @@ _PAGE = flags.DEFINE_integer("page", 64, "Tokens of a KV page; budgets are whole
 _OUT = flags.DEFINE_string("out", "runs/solve", "Folder of the plot; '' for none.")
 
 
-def parse_flags(argv):
-  try:
-    return FLAGS(argv)
-  except flags.Error as error:
-    print(f"experiments.solve: {error}", file=sys.stderr)
-    sys.exit(2)
-
-
 def target():
   return solve.Case(
     itl=case.milliseconds("itl_ms", _ITL_MS.value),
@@ -134,4 +126,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main, flags_parser=parse_flags)
+  app.run(main, flags_parser=case.flags_parser("solve", FLAGS, flags.Error))
