@@ -196,6 +196,59 @@ def token_buckets(*budgets: int) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetDescription:
+  """What the layout of attention work must know of an accelerator.
+
+  Attributes:
+    num_sms: streaming multiprocessors.
+    waves: how many blocks of the decode kernel each should get; one runs at a time, and the more
+      there are, the less is lost in a last wave that is partly filled.
+  """
+
+  num_sms: int
+  waves: int = 3
+
+  def __post_init__(self) -> None:
+    for field in ("num_sms", "waves"):
+      _require(getattr(self, field) >= 1, field, getattr(self, field), "must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitKV:
+  """How the keys of decodes are split over attention work items; see `sched.split_kv`.
+
+  Attributes:
+    capacity: items that occupy the device once; a step has at most so many more than decodes.
+    tile: keys that the decode kernel takes at once; an item begins at a multiple of it.
+    min_keys: fewest keys of an item that is not the last of its row; a multiple of `tile`.
+  """
+
+  capacity: int
+  tile: int = 128
+  min_keys: int = 128
+
+  def __post_init__(self) -> None:
+    _require(self.capacity >= 1, "capacity", self.capacity, "must be at least 1")
+    _require(self.tile >= 1, "tile", self.tile, "must be at least 1")
+    _require(
+      self.min_keys >= self.tile and self.min_keys % self.tile == 0,
+      "min_keys",
+      self.min_keys,
+      f"must be a multiple of tile={self.tile}",
+    )
+
+  @staticmethod
+  def of(target: TargetDescription, num_kv_heads: int) -> "SplitKV":
+    """Splits that occupy `target`: an item is one block for every KV head.
+
+    Args:
+      target: the accelerator.
+      num_kv_heads: Hkv.
+    """
+    return SplitKV(capacity=max(target.waves * target.num_sms // num_kv_heads, 1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanShape:
   """The static shape of one `StepPlan`: one per token bucket.
 
@@ -207,6 +260,7 @@ class PlanShape:
     cache: page pool.
     max_model_len: width of the token table.
     query_tile: most queries of one attention work item.
+    splits: how decodes are split over work items; None: one item each.
   """
 
   num_tokens: int
@@ -216,18 +270,30 @@ class PlanShape:
   cache: CacheConfig
   max_model_len: int
   query_tile: int
+  splits: SplitKV | None = None
 
   def __post_init__(self) -> None:
     for field in ("num_tokens", "num_rows", "query_tile"):
       _require(getattr(self, field) >= 1, field, getattr(self, field), "must be at least 1")
 
   @property
+  def num_decode_items(self) -> int:
+    """Most work items of decodes, which come first in the list."""
+    extra = self.splits.capacity if self.splits else 0
+    return min(self.num_rows, self.num_tokens) + extra
+
+  @property
   def num_work_items(self) -> int:
     """W: capacity of the work list. Each scheduled row has at most one partial tile."""
-    return min(self.num_rows, self.num_tokens) + self.num_tokens // self.query_tile
+    return self.num_decode_items + self.num_tokens // self.query_tile
 
   @staticmethod
-  def of(config: SchedulerConfig, num_tokens: int, query_tile: int = 512) -> "PlanShape":
+  def of(
+    config: SchedulerConfig,
+    num_tokens: int,
+    query_tile: int = 512,
+    splits: SplitKV | None = None,
+  ) -> "PlanShape":
     """The plan shape of a bucket of `num_tokens` under `config`."""
     return PlanShape(
       num_tokens=num_tokens,
@@ -237,4 +303,5 @@ class PlanShape:
       cache=config.cache,
       max_model_len=config.max_model_len,
       query_tile=min(query_tile, num_tokens),
+      splits=splits,
     )

@@ -72,6 +72,12 @@ _MEMORY = flags.DEFINE_float(
 _DTYPE = flags.DEFINE_enum(
   "dtype", "bfloat16", ["bfloat16", "float32"], "Of weights, products and KV pages."
 )
+_ATTENTION = flags.DEFINE_enum(
+  "attention_backend",
+  "auto",
+  ["auto", "xla", "ref", "mosaic_gpu"],
+  "Implementation of attention. auto: mosaic_gpu on a GPU that it supports, else xla.",
+)
 _ORDERING = flags.DEFINE_enum(
   "ordering", "fcfs", ["fcfs", "priority"], "First come first served, or by priority."
 )
@@ -180,7 +186,7 @@ def main(argv: list[str]) -> int:
   logging.set_stderrthreshold("info")
   try:
     return _replay() if _MODE.value == "replay" else _generate()
-  except ValueError as error:
+  except (ValueError, NotImplementedError) as error:
     print(f"jaxserve: {error}", file=sys.stderr)
     return 2
 
@@ -258,6 +264,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
       key: float(value) for key, _, value in (pair.partition("=") for pair in _POLICY_ARGS.value)
     },
     other_policies=tuple(_COMPARE.value) if replay else (),
+    attention=_ATTENTION.value,
     seed=_SEED.value,
   )
   started = startup.start(startup.StartOptions(**options))

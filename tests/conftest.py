@@ -5,9 +5,12 @@ import shutil
 import tempfile
 
 import hypothesis
-import jax
 
-from tests.testing import caches
+# Before JAX is imported: with the extra gpu-aot it would look for a driver.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import jax  # noqa: E402
+
+from tests.testing import caches  # noqa: E402
 
 # The scheduler gets a CPU device of its own, beside the model's.
 jax.config.update("jax_num_cpu_devices", 2)

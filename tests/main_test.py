@@ -57,6 +57,9 @@ BAD_FLAGS = {
     [*SMALL, "--itl_slo_ms=0.0001"],
     ["itl_slo_ms=0.0001", "10 decodes", "raise itl_slo_ms to", "or lower max_num_seqs"],
   ),
+  "attention": (
+    [*SMALL, "--attention_backend=mosaic_gpu"], ["attention='mosaic_gpu'", "'cpu'", "'auto'"],
+  ),
   "no_prompt": (["--mode=generate"], ["--prompt"]),
   "unknown_flag": (["--bugdet=5"], ["bugdet"]),
   "stray_argument": (["1536"], ["1536"]),

@@ -8,8 +8,11 @@ from jaxserve.config import (
   ModelConfig,
   PlanShape,
   SchedulerConfig,
+  SplitKV,
   token_buckets,
 )
+
+Attention = Literal["auto", "xla", "ref", "mosaic_gpu"]
 
 _FEWEST_ROWS, _ROW_FACTOR = 8, 4
 
@@ -42,10 +45,12 @@ class EngineConfig:
     model: architecture.
     scheduler: shapes of the scheduler; its max_budget is the last token bucket.
     dtype: of weights, matrix products and KV pages; sums and the residual stream are float32.
-    attention: implementation of paged attention.
+    attention: implementation of paged attention; "auto": see `engine.attention`, which puts the
+      one chosen in its place before anything is compiled.
     token_buckets: token counts that the forward pass is compiled for, rising; None: see
       `token_buckets`.
     query_tile: most queries of one attention work item.
+    splits: how decodes are split over work items; None: not, or as "mosaic_gpu" needs it.
     overlap: dispatch a step before the outputs of the one before it are read.
     eos_token_ids: end-of-sequence tokens.
     other_policies: scheduling policies besides scheduler.policy that `Engine.set_policy` may
@@ -55,9 +60,10 @@ class EngineConfig:
   model: ModelConfig
   scheduler: SchedulerConfig
   dtype: Literal["bfloat16", "float32"] = "bfloat16"
-  attention: Literal["xla", "ref"] = "xla"
+  attention: Attention = "auto"
   token_buckets: tuple[int, ...] | None = None
   query_tile: int = 512
+  splits: SplitKV | None = None
   overlap: bool = True
   eos_token_ids: tuple[int, ...] = ()
   other_policies: tuple[str, ...] = ()
@@ -101,4 +107,4 @@ class EngineConfig:
 
   def plan_shape(self, bucket: int) -> PlanShape:
     """Shape of the plans of a token bucket."""
-    return PlanShape.of(self.scheduler, bucket, self.query_tile)
+    return PlanShape.of(self.scheduler, bucket, self.query_tile, self.splits)

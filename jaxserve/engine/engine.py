@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jaxserve import sched
-from jaxserve.engine import clock, compiler, devices, programs
+from jaxserve.engine import attention, clock, compiler, devices, programs
 from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
 from jaxserve.engine.request import (
@@ -70,7 +70,7 @@ class Engine:
     self.guard = CompileGuard()
     self._leaves, self._table, self._devices = leaves, table, where
     self._rng = np.random.default_rng(seed)
-    self._model = programs.empty_model_state(config)
+    self._model = programs.empty_model_state(config, where.model.platform)
     self._empty_states = {
       shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
       for shapes in config.schedulers
@@ -109,8 +109,10 @@ class Engine:
 
     Raises:
       RuntimeError: if an executable would copy the KV cache instead of updating it in place.
+      NotImplementedError: if the device cannot do the attention that is asked for.
     """
     where = devices.pick()
+    config = attention.resolve(config, where.model)
     table = compiler.compile_all(
       [
         *programs.model_programs(config, graphdef, leaves, where),

@@ -61,11 +61,11 @@ def empty_sampling_table(max_requests: int) -> SamplingTable:
   )
 
 
-def empty_model_state(config: EngineConfig) -> ModelState:
-  """No tokens, no KV, as arrays on the default device."""
+def empty_model_state(config: EngineConfig, platform: str) -> ModelState:
+  """No tokens, no KV, as arrays on the default device, for a model on a device of `platform`."""
   scheduler = config.scheduler
   return ModelState(
-    kv=init_kv(config.model, scheduler.cache, jnp.dtype(config.dtype)),
+    kv=init_kv(config.model, scheduler.cache, jnp.dtype(config.dtype), platform),
     token_table=jnp.zeros((scheduler.max_requests, scheduler.max_model_len), jnp.int32),
     sampling=empty_sampling_table(scheduler.max_requests),
   )
@@ -134,9 +134,11 @@ def model_programs(
 ) -> Iterator[Program]:
   """What runs on the model's device, the largest bucket first: it takes longest to compile."""
   here = functools.partial(_abstract, device=devices.model)
-  parts = here(jax.eval_shape(lambda: vars(empty_model_state(config))))
+  platform, attention = devices.model.platform, config.attention
+  assert attention != "auto", "engine.attention.resolve replaces it"
+  parts = here(jax.eval_shape(lambda: vars(empty_model_state(config, platform))))
   kv, tokens, sampling = parts["kv"], parts["token_table"], parts["sampling"]
-  weights, options = here(leaves), model_step.compiler_options(devices.model.platform)
+  weights, options = here(leaves), model_step.compiler_options(platform)
   shapes = config.scheduler
   hidden = here(np.zeros((shapes.max_num_seqs, config.model.hidden_size), np.float32))
   row_fields = here(np.zeros((3, shapes.max_num_seqs), np.int32))
@@ -145,7 +147,8 @@ def model_programs(
     forward = functools.partial(
       model_step.forward,
       graphdef=graphdef, config=config.model, shape=shape, dtype=jnp.dtype(config.dtype),
-      attention=config.attention,
+      # A switch waits for the host on a GPU, and a step would have four of them in every layer.
+      attention=attention, unroll=platform == "gpu",
     )  # fmt: skip
     plan = here(np.zeros(packed_size(shape), np.int32))
     yield Program(

@@ -12,8 +12,8 @@ from flax import nnx
 
 from jaxserve import sched
 from jaxserve.config import CacheConfig, ModelConfig, Ordering, SchedulerConfig
-from jaxserve.engine import clock, compiler, defaults, devices, programs
-from jaxserve.engine.config import EngineConfig, token_buckets
+from jaxserve.engine import attention, clock, compiler, defaults, devices, programs
+from jaxserve.engine.config import Attention, EngineConfig, token_buckets
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
@@ -21,7 +21,7 @@ from jaxserve.model.checkpoint import Checkpoint, Dtype
 
 # The budget for a model on a device under a load.
 SolveBudget = Callable[[ModelConfig, jax.Device, defaults.Load], int]
-_PROBE_PAGES = 1
+_PROBE_PAGES = 2  # with one, XLA:CPU copies the pool
 _WAITING_PER_SEAT = 1  # slots of the waiting queue for every seat
 
 
@@ -48,6 +48,7 @@ class StartOptions:
     policy: scheduling policy, see `sched.POLICIES`.
     policy_args: hyper-parameters of it that differ from its defaults.
     other_policies: policies that the engine may be switched to.
+    attention: implementation of attention, see `engine.attention`.
     seed: of the engine.
   """
 
@@ -69,6 +70,7 @@ class StartOptions:
   policy: str = "vllm_v1"
   policy_args: Mapping[str, float] = dataclasses.field(default_factory=dict)
   other_policies: tuple[str, ...] = ()
+  attention: Attention = "auto"
   seed: int = 0
 
 
@@ -98,6 +100,7 @@ def start(options: StartOptions) -> Started:
 
   Raises:
     ValueError: an option is out of range; the message names it.
+    NotImplementedError: the device cannot do what `attention` asks for.
   """
   store = ExecutableStore(options.cache_dir / "executables")
   for policy in (options.policy, *options.other_policies):
@@ -106,10 +109,14 @@ def start(options: StartOptions) -> Started:
   begin = clock.now()
   checkpoint = source.load_checkpoint(options.model, options.cache_dir, options.dtype)
   options = _resolve(options, checkpoint.config, where.model)
+  choice = attention.choose(
+    options.attention, attention.describe(where.model), checkpoint.config, options.page_size,
+    options.dtype,
+  )  # fmt: skip
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(options.dtype))
   jax.block_until_ready(leaves)
   loaded = clock.now()
-  config = _engine_config(options, checkpoint, graphdef, leaves, where)
+  config = _engine_config(options, checkpoint, choice, graphdef, leaves, where)
   params = sched.make_params(
     config.scheduler,
     budget=options.budget,
@@ -173,6 +180,7 @@ def _resolve(options: StartOptions, model: ModelConfig, device: jax.Device) -> S
 def _engine_config(
   options: StartOptions,
   checkpoint: Checkpoint,
+  choice: attention.Choice,
   graphdef: nnx.GraphDef,
   leaves: tuple[jax.Array, ...],
   where: devices.Devices,
@@ -182,7 +190,7 @@ def _engine_config(
   # Unchunked runs need a bucket for a whole sequence: `other_budgets` of 0 stand for that length.
   budgets = (budget, *(other or length for other in options.other_budgets))
 
-  def config(num_pages: int) -> EngineConfig:
+  def sized(num_pages: int) -> EngineConfig:
     scheduler = SchedulerConfig(
       cache=CacheConfig(num_pages=num_pages, page_size=options.page_size),
       max_num_seqs=seats,
@@ -192,7 +200,7 @@ def _engine_config(
       ordering=options.ordering,
       policy=options.policy,
     )
-    return EngineConfig(
+    config = EngineConfig(
       model=checkpoint.config,
       scheduler=scheduler,
       dtype=options.dtype,
@@ -200,6 +208,7 @@ def _engine_config(
       eos_token_ids=checkpoint.eos_token_ids,
       other_policies=options.other_policies,
     )
+    return choice.applied(config)
 
   tokens, fraction = options.kv_cache_tokens, options.memory_fraction
   if tokens is None and fraction is None:
@@ -207,9 +216,9 @@ def _engine_config(
     tokens = max(defaults.CPU_KV_CACHE_TOKENS, length) if on_cpu else None
     fraction = defaults.ACCELERATOR_MEMORY_FRACTION
   if tokens is not None:
-    return config(_pages(tokens, options, "kv_cache_tokens", tokens))
-  tokens = _tokens_that_fit(config(_PROBE_PAGES), fraction, graphdef, leaves, where)
-  return config(_pages(tokens, options, "memory_fraction", fraction))
+    return sized(_pages(tokens, options, "kv_cache_tokens", tokens))
+  tokens = _tokens_that_fit(sized(_PROBE_PAGES), fraction, graphdef, leaves, where)
+  return sized(_pages(tokens, options, "memory_fraction", fraction))
 
 
 def _pages(tokens: int, options: StartOptions, field: str, value: object) -> int:

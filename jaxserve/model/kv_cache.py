@@ -6,6 +6,7 @@ from jax import lax
 
 from jaxserve.config import CacheConfig, ModelConfig
 from jaxserve.pytree import pytree_dataclass
+from pallas_kernels.kv_write import Implementation, kv_write
 
 
 @pytree_dataclass
@@ -28,20 +29,26 @@ class KVCache:
     return self.k.reshape(flat), self.v.reshape(flat)
 
 
-def storage_dtype(dtype: jnp.dtype) -> jnp.dtype:
-  """What a compute dtype is stored as: bfloat16 as its bits.
+def storage_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
+  """What a compute dtype is stored as: itself, but on a CPU bfloat16 as its bits.
 
-  XLA:CPU (jax 0.10.2) converts a whole bfloat16 array through float32 to scatter into it.
+  XLA:CPU (jax 0.10.2) converts a whole bfloat16 array through float32 to scatter into it. Kernels
+  of a GPU load pages as what they are.
+
+  Args:
+    dtype: of the matrices.
+    platform: of the device that holds the cache: "cpu", "gpu", "tpu".
   """
-  return jnp.dtype(jnp.uint16) if dtype == jnp.bfloat16 else jnp.dtype(dtype)
+  as_bits = platform == "cpu" and dtype == jnp.bfloat16
+  return jnp.dtype(jnp.uint16 if as_bits else dtype)
 
 
-def init_kv(config: ModelConfig, cache: CacheConfig, dtype: jnp.dtype) -> KVCache:
-  """An empty cache for compute dtype `dtype`."""
+def init_kv(config: ModelConfig, cache: CacheConfig, dtype: jnp.dtype, platform: str) -> KVCache:
+  """An empty cache for compute dtype `dtype` on a device of `platform`."""
   shape = (
     config.num_layers, cache.num_pages, cache.page_size, config.num_kv_heads, config.head_dim,
   )  # fmt: skip
-  stored = storage_dtype(dtype)
+  stored = storage_dtype(dtype, platform)
   return KVCache(k=jnp.zeros(shape, stored), v=jnp.zeros(shape, stored))
 
 
@@ -53,6 +60,7 @@ def write(
   layer: jax.Array | int,
   slot_mapping: jax.Array,
   dtype: jnp.dtype,
+  implementation: Implementation = "xla",
 ) -> KVCache:
   """Stores the step's keys and values of one layer, in place where `kv` is donated.
 
@@ -63,23 +71,25 @@ def write(
     layer: in [0, L).
     slot_mapping: i32[T], page * S + offset; distinct, padding at least N * S, which is dropped.
     dtype: compute dtype that `kv` was made for.
+    implementation: static, of `pallas_kernels.kv_write`.
 
   Returns:
     The updated cache.
   """
-  if len(k) == 1:
-    # XLA turns a scatter of one row into an update that copies the pool; a second row is dropped.
-    k, v = (jnp.concatenate([x, x]) for x in (k, v))
-    outside = kv.k.shape[1] * kv.k.shape[2] + 1
-    slot_mapping = jnp.concatenate([slot_mapping, jnp.full_like(slot_mapping, outside)])
-  page_size = kv.k.shape[2]
-  page, offset = slot_mapping // page_size, slot_mapping % page_size
-  where = jnp.full_like(page, layer), page, offset
 
-  def stored(pool: jax.Array, values: jax.Array) -> jax.Array:
+  def stored(values: jax.Array) -> jax.Array:
     values = values.astype(dtype)
-    if pool.dtype != values.dtype:
-      values = lax.bitcast_convert_type(values, pool.dtype)
-    return pool.at[where].set(values, mode="drop", unique_indices=True)
+    same = kv.k.dtype == values.dtype
+    return values if same else lax.bitcast_convert_type(values, kv.k.dtype)
 
-  return KVCache(k=stored(kv.k, k), v=stored(kv.v, v))
+  num_slots = kv.k.shape[1] * kv.k.shape[2]
+  k_pages, v_pages = kv_write(
+    *kv.pages(),
+    stored(k),
+    stored(v),
+    slot_mapping=slot_mapping,
+    first_slot=layer * num_slots,
+    num_slots=num_slots,
+    implementation=implementation,
+  )
+  return KVCache(k=k_pages.reshape(kv.k.shape), v=v_pages.reshape(kv.v.shape))

@@ -212,7 +212,8 @@ def run_layers(
     kv: cache, passed through `attend`.
     attend: writes the new keys and values and attends; see `Attend`.
     unroll: one copy of the layer per layer, instead of a loop with a switch per product. The loop
-      is as fast on XLA:CPU and its size does not grow with L.
+      is as fast on XLA:CPU and its size does not grow with L; on a GPU a switch would have the host
+      wait for its index.
 
   Returns:
     (f32[T, Dm] residual stream, not yet normalised; the updated cache).

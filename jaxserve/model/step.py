@@ -4,8 +4,6 @@
 bucket: the number of executables is a sum, not a product.
 """
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -14,9 +12,7 @@ from jaxserve.config import ModelConfig, PlanShape
 from jaxserve.model import dots, kv_cache, llama, sampling
 from jaxserve.model.kv_cache import KVCache
 from jaxserve.types import SamplingTable, StepOutput, StepPlan, unpack_plan
-from pallas_kernels.ragged_paged_attention import ragged_paged_attention
-
-Attention = Literal["xla", "ref"]
+from pallas_kernels.ragged_paged_attention import Implementation, ragged_paged_attention
 
 # Rows of the array that `forward` hands to `sample`.
 ROW_REQUEST, SEQ_LENS, SAMPLE_MASK = range(3)
@@ -38,7 +34,7 @@ def forward(
   config: ModelConfig,
   shape: PlanShape,
   dtype: jnp.dtype,
-  attention: Attention = "xla",
+  attention: Implementation = "xla",
   unroll: bool = False,
 ) -> tuple[jax.Array, KVCache, jax.Array]:
   """Runs the model over the tokens of one plan.
@@ -66,7 +62,9 @@ def forward(
   def attend(
     layer: jax.Array | int, q: jax.Array, k: jax.Array, v: jax.Array, kv: KVCache
   ) -> tuple[jax.Array, KVCache]:
-    kv = kv_cache.write(kv, k, v, layer=layer, slot_mapping=plan.slot_mapping, dtype=dtype)
+    kv = kv_cache.write(
+      kv, k, v, layer=layer, slot_mapping=plan.slot_mapping, dtype=dtype, implementation=attention
+    )
     k_pages, v_pages = kv.pages()
     out = ragged_paged_attention(
       q,
@@ -76,12 +74,15 @@ def forward(
       work=plan.work,
       num_work=plan.num_work,
       query_tile=shape.query_tile,
+      decode_items=shape.num_decode_items,
       first_page=layer * shape.cache.num_pages,
       implementation=attention,
     )
     return out, kv
 
-  x, kv = llama.run_layers(model, config, x, plan.positions, kv, attend, unroll=unroll)
+  # Jitted it is traced and lowered once for all layers: GPU kernels take seconds of both.
+  once: llama.Attend = jax.jit(attend) if unroll else attend
+  x, kv = llama.run_layers(model, config, x, plan.positions, kv, once, unroll=unroll)
   hidden = llama.rms_norm(x[plan.logits_idx], model.norm[...], config.rms_norm_eps)
   return hidden, kv, jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])
 

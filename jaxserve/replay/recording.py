@@ -11,8 +11,10 @@ request that brought none is "r" and its number.
            device      platform ("cpu", "gpu"), kind (the device's name), cores (of the machine)
            model       as `--model` takes it
            config      `engine.EngineConfig`: model, scheduler (its cache has num_pages, and
-                       page_size in tokens), dtype, attention, token_buckets (the bucket table),
-                       query_tile, overlap, eos_token_ids
+                       page_size in tokens), dtype, attention (the implementation that ran),
+                       token_buckets (the bucket table), query_tile, splits (of decodes over work
+                       items: capacity, tile and min_keys, the latter two in keys; null: none, as
+                       in files that lack it), overlap, eos_token_ids
            seed        of the engine
            params      `types.SchedulerParams` in use when the recording began; watermark in pages;
                        hyper-parameters of the policy as "policy.NAME"

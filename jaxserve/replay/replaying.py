@@ -47,7 +47,8 @@ def build_engine(header: recording.Header, cache_dir: pathlib.Path) -> Engine:
     cache_dir: converted models and compiled executables.
 
   Raises:
-    RecordingError: the model is another one than was recorded.
+    RecordingError: the model is another one than was recorded, or this device cannot do the
+      attention that was.
     ValueError: the model cannot be loaded, or the config is out of range.
   """
   store = ExecutableStore(cache_dir / "executables")
@@ -61,7 +62,10 @@ def build_engine(header: recording.Header, cache_dir: pathlib.Path) -> Engine:
     )
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(config.dtype))
   params = make_params(header.params, config.scheduler)
-  return Engine.build(config, graphdef, leaves, params, header.seed, store)
+  try:
+    return Engine.build(config, graphdef, leaves, params, header.seed, store)
+  except NotImplementedError as error:
+    raise RecordingError(f"config.{error}; replay it on a device like the recorded one") from error
 
 
 def make_params(params: recording.Params, config: SchedulerConfig) -> SchedulerParams:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.config import PlanShape
+from jaxserve.sched import split_kv
 from jaxserve.types import Decision, SchedulerState, StepPlan
 
 
@@ -19,7 +20,7 @@ def lay_out(state: SchedulerState, decision: Decision, shape: PlanShape) -> Step
   Returns:
     StepPlan; see its docstring for the padding rules.
 
-  Cost: O(T log R + R M).
+  Cost: O(T log R + R M), and O(R log(max_model_len)) where decodes are split.
   """
   num_rows = shape.num_rows
   chex.assert_shape(decision.order, (num_rows,))
@@ -79,27 +80,54 @@ def _work_items(
   shape: PlanShape,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
   """The attention work list: decodes first, then the tiles of the chunks."""
-  tile, capacity = shape.query_tile, shape.num_work_items
+  tile = shape.query_tile
   tiles = jnp.where(is_decode, 0, -(-tokens // tile))
-  num_decodes = jnp.sum(is_decode, dtype=jnp.int32)
+  item = jnp.arange(shape.num_work_items, dtype=jnp.int32)
+  num_decodes, decode_rows, ranges = _decode_items(item, is_decode, start, shape)
   tile_ends = num_decodes + jnp.cumsum(tiles, dtype=jnp.int32)
-  lane = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-  item = jnp.arange(capacity, dtype=jnp.int32)
-
-  place = jnp.where(is_decode, jnp.cumsum(is_decode, dtype=jnp.int32) - 1, capacity + lane)
-  decode_rows = jnp.zeros(capacity, jnp.int32)
-  decode_rows = decode_rows.at[place].set(lane, mode="drop", unique_indices=True)
   tile_rows = jnp.searchsorted(tile_ends, item, side="right").astype(jnp.int32)
-  row = jnp.where(item < num_decodes, decode_rows, tile_rows)
+  in_decode = item < num_decodes
+  row = jnp.where(in_decode, decode_rows, tile_rows)
 
   def of_row(field: jax.Array) -> jax.Array:
     return field.at[row].get(mode="fill", fill_value=0)
 
-  index = jnp.where(item < num_decodes, 0, item - of_row(tile_ends - tiles))
-  offset = index * tile
-  columns = jnp.stack(
-    [row, of_row(query_start_loc[:-1]) + offset,
-     jnp.minimum(of_row(tokens) - offset, tile), of_row(start) + offset], axis=-1
-  )  # fmt: skip
+  offset = jnp.where(in_decode, 0, item - of_row(tile_ends - tiles)) * tile
+  queries = jnp.minimum(of_row(tokens) - offset, tile)
+  position = of_row(start) + offset
+  zero = jnp.zeros_like(item)
+  taken: tuple[jax.Array, ...] = zero, position + queries, zero, jnp.ones_like(item)
+  if ranges is not None:
+    taken = tuple(jnp.where(in_decode, mine, one) for mine, one in zip(ranges, taken, strict=True))
+  first = of_row(query_start_loc[:-1]) + offset
+  columns = jnp.stack([row, first, queries, position, *taken], axis=-1)
   work = jnp.where((item < tile_ends[-1])[:, None], columns, 0)
   return jnp.stack([num_decodes, tile_ends[-1]]), work
+
+
+def _decode_items(
+  item: jax.Array, is_decode: jax.Array, start: jax.Array, shape: PlanShape
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...] | None]:
+  """How many items decodes have, their rows i32[W], and what they take where they may be split.
+
+  That is (kv_start, kv_end, split, num_splits), i32[W] each. All are garbage past the decodes.
+  """
+  lane = jnp.arange(is_decode.shape[0], dtype=jnp.int32)
+  if shape.splits is None:
+    num_items = item.shape[0]
+    place = jnp.cumsum(is_decode, dtype=jnp.int32) - 1
+    place = jnp.where(is_decode, place, num_items + lane)
+    rows = jnp.zeros(num_items, jnp.int32).at[place].set(lane, mode="drop", unique_indices=True)
+    return jnp.sum(is_decode, dtype=jnp.int32), rows, None
+  keys = jnp.where(is_decode, start + 1, 0)
+  chunk = split_kv.chunk_keys(keys, shape.splits, shape.max_model_len)
+  counts = split_kv.count_items(keys, chunk)
+  ends = jnp.cumsum(counts, dtype=jnp.int32)
+  rows = jnp.searchsorted(ends, item, side="right").astype(jnp.int32)
+
+  def of_row(field: jax.Array) -> jax.Array:
+    return field.at[rows].get(mode="fill", fill_value=0)
+
+  split = item - of_row(ends - counts)
+  kv_end = jnp.minimum((split + 1) * chunk, of_row(keys))
+  return ends[-1], rows, (split * chunk, kv_end, split, of_row(counts))

@@ -10,6 +10,8 @@ import numpy as np
 from jaxserve.config import PlanShape
 from jaxserve.pytree import pack, pytree_dataclass, unpack
 
+WORK_COLUMNS = 8
+
 
 @pytree_dataclass
 class StepPlan:
@@ -31,12 +33,16 @@ class StepPlan:
   positions: i32[T], position of each token in its request, from 0; padding 0.
   slot_mapping: i32[T], page * S + offset where its KV is written; padding N * S + t: distinct and
     out of range, for mode='drop' with unique_indices=True.
-  num_work: i32[2], how many work items are decodes, which have one query and come first, and how
-    many items there are. A generated token always is a decode, a prompt token never, however its
-    prompt is cut: so the arithmetic of a position does not depend on the chunk it came in.
-  work: i32[W, 4], attention work items (row, first query in T, number of queries, position of the
-    first query). Query i of an item has position first + i and sees the keys of its row at
-    positions 0..first + i, those written by this very step included. Padding 0.
+  num_work: i32[2], how many work items belong to decodes, which have one query and come first, and
+    how many items there are. A generated token always is a decode, a prompt token never, however
+    its prompt is cut: so the arithmetic of a position does not depend on the chunk it came in.
+  work: i32[W, 8], attention work items (row, first query in T, number of queries, position of the
+    first query, kv_start, kv_end, split, num_splits). Query i of an item has position first + i
+    and sees the keys of its row at positions 0..first + i, those written by this very step
+    included. An item stands for the keys in [kv_start, kv_end). Those of a decode may be split
+    over num_splits consecutive items, with split = 0..num_splits - 1 and ranges in order that
+    cover [0, position + 1) (see `sched.split_kv`); a chunk has one item a tile of queries, with
+    kv_start 0, kv_end the position past its last query, split 0 and num_splits 1. Padding 0.
   """
 
   num_tokens: jax.Array
@@ -70,7 +76,7 @@ def plan_field_shapes(shape: PlanShape) -> dict[str, tuple[int, ...]]:
     "positions": (tokens,),
     "slot_mapping": (tokens,),
     "num_work": (2,),
-    "work": (shape.num_work_items, 4),
+    "work": (shape.num_work_items, WORK_COLUMNS),
   }
 
 

@@ -11,6 +11,7 @@ matrix units, transposes folded into it are slow (hence the barriers), and bfloa
 products is converted through float32; so 16-bit pages are uint16 until a product needs them.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -26,12 +27,45 @@ DECODE_KEYS = 128
 CHUNK_KEYS = 512
 MASKED = -1e30
 
+LOG2E = math.log2(math.e)
+
 Arrays = tuple[jax.Array, ...]
 
 # (rows, tile, pages of a tile) -> K and V of the tile, as stored: two [*rows.shape, keys, Hkv * D].
 Read = Callable[[jax.Array, jax.Array, int], tuple[jax.Array, jax.Array]]
 
 _barrier = lax.optimization_barrier
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mask:
+  """Which keys a query sees besides the causal rule, and what becomes of scores; all static.
+
+  Every method does nothing, not even to the trace, where its option is None.
+  """
+
+  window: int | None
+  soft_cap: float | None
+
+  def capped(self, scores: jax.Array) -> jax.Array:
+    """Scores in units of log2."""
+    if self.soft_cap is None:
+      return scores
+    cap = self.soft_cap * LOG2E
+    return cap * jnp.tanh(scores / cap)
+
+  def inside(self, live: jax.Array, begin: jax.Array, positions: jax.Array) -> jax.Array:
+    """`live` [*B, keys] where keys `begin` and following are in the window of `positions` [*B]."""
+    if self.window is None:
+      return live
+    keys = begin + jnp.arange(live.shape[-1]).reshape((1,) * positions.ndim + (-1,))
+    return live & (keys > positions[..., None] - self.window)
+
+  def from_tile(self, tile: jax.Array | int, positions: jax.Array, keys: int) -> jax.Array | int:
+    """The later of `tile` and the first one, of `keys` keys, that any of `positions` sees."""
+    if self.window is None:
+      return tile
+    return jnp.maximum(tile, jnp.min(jnp.maximum(positions - self.window + 1, 0)) // keys)
 
 
 def ragged_paged_attention(
@@ -43,9 +77,15 @@ def ragged_paged_attention(
   work: jax.Array,
   num_work: jax.Array,
   query_tile: int,
+  decode_items: int | None = None,
   first_page: jax.Array | int = 0,
+  window: int | None = None,
+  soft_cap: float | None = None,
 ) -> jax.Array:
   """See `api.ragged_paged_attention`.
+
+  A split decode is computed by its first item; the others repeat the work and drop the result, so
+  lists for this implementation should have no splits.
 
   16-bit pages of bfloat16 (or its bits) are multiplied as bfloat16 with float32 sums; float32 and
   float16 pages are multiplied as float32.
@@ -56,7 +96,9 @@ def ragged_paged_attention(
     raise NotImplementedError("ragged_paged_attention 'xla' computes in float32; use 'ref'")
   if k_pages.dtype == jnp.bfloat16:
     k_pages, v_pages = (lax.bitcast_convert_type(x, jnp.uint16) for x in (k_pages, v_pages))
-  scaled = q.astype(jnp.float32) * (math.log2(math.e) / math.sqrt(q.shape[2]))
+  del decode_items
+  mask = _Mask(window, soft_cap)
+  scaled = q.astype(jnp.float32) * (LOG2E / math.sqrt(q.shape[2]))
   read = functools.partial(_read_tile, k_pages, v_pages, block_tables, first_page)
   out = jnp.zeros((q.shape[0], q.shape[1] * q.shape[2]), jnp.float32)
   size = min(DECODE_GROUP, q.shape[0]) if q.shape[0] <= MOST_GROUPED else 1
@@ -65,10 +107,10 @@ def ragged_paged_attention(
     live = group * size + jnp.arange(size) < num_work[0]
     # The others do what the first does, and are dropped.
     items = work[jnp.where(live, group * size + jnp.arange(size), group * size)]
-    return _decode_group(scaled, read, items, live, k_pages.shape, out)
+    return _decode_group(scaled, read, items, live, k_pages.shape, mask, out)
 
   def chunk(i: jax.Array, out: jax.Array) -> jax.Array:
-    return _chunk_item(scaled, read, work[i], k_pages.shape, query_tile, out)
+    return _chunk_item(scaled, read, work[i], k_pages.shape, query_tile, mask, out)
 
   groups = (num_work[0] + size - 1) // size
   out = lax.fori_loop(0, groups, decode, out)
@@ -105,6 +147,7 @@ def _decode_group(
   items: jax.Array,
   live: jax.Array,
   page_shape: tuple[int, ...],
+  mask: _Mask,
   out: jax.Array,
 ) -> jax.Array:
   """Items [G] of one query each, all heads at once; those that are not `live` come last.
@@ -125,10 +168,11 @@ def _decode_group(
   # As the last tile of a short context, half a tile is enough; it gives the same bits.
   together = jnp.where(num_live > size // 2, jnp.min(halves // 2), 0)
   done = jnp.max(halves) <= 2 * together + 1
+  from_tile = functools.partial(mask.from_tile, keys=2 * half * page_size)
 
   def step(num_pages: int, who: Arrays, tile: jax.Array, carry: Arrays) -> Arrays:
     rows, q, bound = who
-    return _decode_tile(q, read(rows, tile, num_pages), tile, bound, carry)
+    return _decode_tile(q, read(rows, tile, num_pages), tile, bound, mask, carry)
 
   carry = (
     jnp.full((size, heads), MASKED),
@@ -137,18 +181,20 @@ def _decode_group(
   )
   everyone = rows, q_wide, positions
   whole = functools.partial(step, 2 * half)
+  begin = from_tile(0, positions)
   if size == 1:
-    carry = lax.fori_loop(0, (halves[0] + 1) // 2, functools.partial(whole, everyone), carry)
+    carry = lax.fori_loop(begin, (halves[0] + 1) // 2, functools.partial(whole, everyone), carry)
   else:
-    carry = lax.fori_loop(0, together, functools.partial(whole, everyone), carry)
+    carry = lax.fori_loop(begin, together, functools.partial(whole, everyone), carry)
     ends = jnp.where(done, jnp.max(halves), 2 * together)
-    carry = lax.fori_loop(2 * together, ends, functools.partial(step, half, everyone), carry)
+    start = 2 * from_tile(together, positions)
+    carry = lax.fori_loop(start, ends, functools.partial(step, half, everyone), carry)
 
   def rest(i: jax.Array, carry: Arrays) -> Arrays:
     one = tuple(lax.dynamic_slice_in_dim(x, i, 1) for x in everyone)
     mine = tuple(lax.dynamic_slice_in_dim(x, i, 1) for x in carry)
     tiles = (halves[i] + 1) // 2
-    mine = lax.fori_loop(together, tiles, functools.partial(whole, one), mine)
+    mine = lax.fori_loop(from_tile(together, one[2]), tiles, functools.partial(whole, one), mine)
     return tuple(
       lax.dynamic_update_slice_in_dim(x, y, i, 0) for x, y in zip(carry, mine, strict=True)
     )
@@ -158,7 +204,7 @@ def _decode_group(
   _, total, acc = carry
   acc = acc.reshape(size, heads, kv_heads, dim)
   acc = jnp.where(own[None, :, :, None], acc, 0).sum(2) / total[:, :, None]
-  at = jnp.where(live, starts, q.shape[0] + jnp.arange(size))
+  at = jnp.where(live & (items[:, 6] == 0), starts, q.shape[0] + jnp.arange(size))
   return out.at[at].set(acc.reshape(size, -1), mode="drop", unique_indices=True)
 
 
@@ -167,15 +213,18 @@ def _decode_tile(
   tile_kv: tuple[jax.Array, jax.Array],
   tile: jax.Array,
   positions: jax.Array,
+  mask: _Mask,
   carry: Arrays,
 ) -> Arrays:
   """One step of the online softmax for [B] queries, each with a tile of its own keys."""
   top, total, acc = carry
   k, v = tile_kv
   keys = k.shape[1]
-  live = tile * keys + jnp.arange(keys)[None] <= positions[:, None]
+  begin = tile * keys
+  live = begin + jnp.arange(keys)[None] <= positions[:, None]
+  live = mask.inside(live, begin, positions)
   v = jnp.where(live[:, :, None], v, jnp.zeros((), v.dtype))
-  scores = _batch_dot(_operand(q, k.dtype), _operand(k), 2, 2)
+  scores = mask.capped(_batch_dot(_operand(q, k.dtype), _operand(k), 2, 2))
   scores = jnp.where(live[:, None], scores, MASKED)
   new_top = jnp.maximum(top, scores.max(2))
   p = jnp.exp2(scores - new_top[:, :, None])
@@ -190,6 +239,7 @@ def _chunk_item(
   item: jax.Array,
   page_shape: tuple[int, ...],
   query_tile: int,
+  mask: _Mask,
   out: jax.Array,
 ) -> jax.Array:
   """Up to `query_tile` queries of one row, each KV head with its group of query heads."""
@@ -209,15 +259,18 @@ def _chunk_item(
 
   def step(masked: bool, tile: jax.Array, carry: tuple) -> tuple:
     k, v = read(row, tile, num_pages)
-    key_positions = tile * keys + jnp.arange(keys)
+    begin = tile * keys
+    key_positions = begin + jnp.arange(keys)
     if masked:
-      v = jnp.where((key_positions < first + count)[:, None], v, jnp.zeros((), v.dtype))
+      owned = mask.inside(key_positions < first + count, begin, first)
+      v = jnp.where(owned[:, None], v, jnp.zeros((), v.dtype))
     new = []
     for h, (top, total, acc) in enumerate(carry):
       own = slice(h * dim, (h + 1) * dim)
-      scores = _dot(_operand(by_head[h], k.dtype), _operand(k[:, own]), 1, 1)
+      scores = mask.capped(_dot(_operand(by_head[h], k.dtype), _operand(k[:, own]), 1, 1))
       if masked:
-        scores = jnp.where(key_positions[None] <= bound[:, None], scores, MASKED)
+        seen = mask.inside(key_positions[None] <= bound[:, None], begin, bound)
+        scores = jnp.where(seen, scores, MASKED)
       new_top = jnp.maximum(top, scores.max(1))
       p = _exp2_operand(scores - new_top[:, None], k.dtype)
       keep = jnp.exp2(top - new_top)
@@ -228,10 +281,7 @@ def _chunk_item(
   rows = query_tile * group
   zero = jnp.full((rows,), MASKED), jnp.zeros((rows,)), jnp.zeros((rows, dim))
   carry = (zero,) * kv_heads
-  seen_by_all = (first + 1) // keys
-  carry = lax.fori_loop(0, seen_by_all, functools.partial(step, False), carry)
-  last = (first + count + keys - 1) // keys
-  carry = lax.fori_loop(seen_by_all, last, functools.partial(step, True), carry)
+  carry = _over_tiles(step, carry, first, count, keys, mask)
   live = (positions >= first) & (positions < first + count)
   # Head by head: joining the heads first would cost more than the update itself.
   for h, (_, total, acc) in enumerate(carry):
@@ -240,6 +290,18 @@ def _chunk_item(
     old = lax.dynamic_slice(out, corner, new.shape)
     out = lax.dynamic_update_slice(out, jnp.where(live[:, None], new, old), corner)
   return out
+
+
+def _over_tiles(
+  step: Callable, carry: tuple, first: jax.Array, count: jax.Array, keys: int, mask: _Mask
+) -> tuple:
+  """`step(masked, tile, carry)` over all tiles of `keys` keys that a chunk's queries see."""
+  begin = mask.from_tile(0, first, keys)
+  if mask.window is None:
+    begin = (first + 1) // keys  # all queries see all of the tiles before it
+    carry = lax.fori_loop(0, begin, functools.partial(step, False), carry)
+  last = (first + count + keys - 1) // keys
+  return lax.fori_loop(begin, last, functools.partial(step, True), carry)
 
 
 def _operand(x: jax.Array, pages: jnp.dtype | None = None) -> jax.Array:

@@ -44,11 +44,13 @@ def forward_reports(num_pages, dtype, buckets=(1, 2, 8)):
 
   cache = dataclasses.replace(SCHEDULER.cache, num_pages=num_pages)
   scheduler = dataclasses.replace(SCHEDULER, cache=cache, max_budget=buckets[-1])
-  config = EngineConfig(model=MODEL, scheduler=scheduler, dtype=dtype, token_buckets=buckets)
+  config = EngineConfig(
+    model=MODEL, scheduler=scheduler, dtype=dtype, attention="xla", token_buckets=buckets
+  )
   graphdef, leaves = llama.load(MODEL, weights(), np.dtype(dtype))
   made = programs.model_programs(config, graphdef, leaves, devices.pick())
   table = compiler.compile_all([p for p in made if p.key[0] == "forward"])
-  kv = programs.empty_model_state(config).kv
+  kv = programs.empty_model_state(config, "cpu").kv
   return sum(x.nbytes for x in jax.tree.leaves(kv)), {r.key: r for r in table.reports}
 
 

@@ -24,7 +24,7 @@ def _values(seed):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_write_stores_values_and_drops_padding(dtype):
   cache = CacheConfig(num_pages=7, page_size=3)
-  kv = kv_cache.init_kv(MODEL, cache, dtype)
+  kv = kv_cache.init_kv(MODEL, cache, dtype, "cpu")
   k, v = _values(0)
   slots = np.asarray([4, 20, 0, 21, 22], np.int32)
   kv = kv_cache.write(kv, k, v, layer=1, slot_mapping=slots, dtype=dtype)
@@ -37,7 +37,7 @@ def test_write_stores_values_and_drops_padding(dtype):
 
 
 def test_pages_numbers_the_pages_of_all_layers():
-  kv = kv_cache.init_kv(MODEL, CacheConfig(num_pages=7, page_size=3), jnp.float32)
+  kv = kv_cache.init_kv(MODEL, CacheConfig(num_pages=7, page_size=3), jnp.float32, "cpu")
   k, v = _values(1)
   kv = kv_cache.write(kv, k, v, layer=2, slot_mapping=np.arange(15, 20), dtype=jnp.float32)
   k_pages, v_pages = kv.pages()
@@ -46,7 +46,7 @@ def test_pages_numbers_the_pages_of_all_layers():
 
 
 def _compiled(num_pages, dtype):
-  kv = kv_cache.init_kv(MODEL, CacheConfig(num_pages=num_pages, page_size=5), dtype)
+  kv = kv_cache.init_kv(MODEL, CacheConfig(num_pages=num_pages, page_size=5), dtype, "cpu")
   call = functools.partial(kv_cache.write, dtype=dtype)
 
   def all_layers(kv, k, v, slot_mapping):

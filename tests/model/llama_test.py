@@ -44,7 +44,7 @@ class Runner:
     self.options = attention, unroll
     self.params = llama.random_params(config, seed=3)
     self.graphdef, self.leaves = llama.load(config, self.params, dtype)
-    self.kv = kv_cache.init_kv(config, CACHE, dtype)
+    self.kv = kv_cache.init_kv(config, CACHE, dtype, "cpu")
     rng = np.random.default_rng(5)
     self.table = rng.integers(0, config.vocab_size, (REQUESTS, MAX_LEN)).astype(np.int32)
 
@@ -171,7 +171,7 @@ def test_forward_updates_the_cache_in_place_at_any_pool_size():
     cache = CacheConfig(num_pages=num_pages, page_size=5)
     shape = dataclasses.replace(_shape(11), cache=cache)
     run = Runner(dtype=jnp.bfloat16)
-    kv = kv_cache.init_kv(CONFIG, cache, jnp.bfloat16)
+    kv = kv_cache.init_kv(CONFIG, cache, jnp.bfloat16, "cpu")
     plan = pack_plan(make_plan([_one_row(2, 0, 6, PAGES)], shape))
     call = functools.partial(
       step.forward, graphdef=run.graphdef, config=CONFIG, shape=shape, dtype=jnp.bfloat16

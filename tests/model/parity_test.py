@@ -53,7 +53,7 @@ class Model:
   def __init__(self, config, params, tokens):
     self.config = config
     self.graphdef, self.leaves = llama.load(config, params, jnp.float32)
-    self.kv = kv_cache.init_kv(config, SHAPE.cache, jnp.float32)
+    self.kv = kv_cache.init_kv(config, SHAPE.cache, jnp.float32, "cpu")
     table = np.zeros((2, MAX_LEN), np.int32)
     table[:, : len(tokens)] = tokens
     self.table = jnp.asarray(table)

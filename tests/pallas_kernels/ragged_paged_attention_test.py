@@ -1,20 +1,14 @@
 """One suite over implementations and dtypes, against attention written out in float64."""
 
-import copy
-
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels.ragged_paged_attention import IMPLEMENTATIONS, ragged_paged_attention
-from tests.testing.plans import Row, work_items
+from tests.testing.attention import Case
 
+PORTABLE = ("ref", "xla")  # what runs on any device
 TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "uint16": 2e-2}
-PAGE_SIZE, NUM_PAGES, PAGES_PER_ROW = 5, 37, 11
-# Fixed, so that all batches of a dtype share one executable.
-NUM_TOKENS, NUM_ROWS, NUM_ITEMS = 43, 7, 61
 
 # (tokens of the step, tokens before it) of every row.
 BATCHES = {
@@ -27,68 +21,7 @@ BATCHES = {
 }
 
 
-CALL = jax.jit(ragged_paged_attention, static_argnames=("query_tile", "implementation"))
-
-
-def _bits(x: np.ndarray, dtype: str) -> np.ndarray:
-  if dtype == "uint16":
-    return x.astype(ml_dtypes.bfloat16).view(np.uint16)
-  return x.astype(dtype)
-
-
-def _values(x: np.ndarray) -> np.ndarray:
-  return (x.view(ml_dtypes.bfloat16) if x.dtype == np.uint16 else x).astype(np.float64)
-
-
-class Case:
-  """Random queries and a pool whose every slot that no row has written holds NaN."""
-
-  def __init__(self, batch, dtype, kv_heads, group, *, dim=6, page_size=PAGE_SIZE, pages=NUM_PAGES):
-    rng, num_rows = np.random.default_rng(7), max(NUM_ROWS, len(batch))
-    free = 1 + rng.permutation(pages - 1)
-    self.rows, self.table = [], np.zeros((num_rows, PAGES_PER_ROW), np.int32)
-    pool = np.full((2, pages, page_size, kv_heads, dim), np.nan)
-    for r, (tokens, context) in enumerate(batch):
-      count = -(-(tokens + context) // page_size)
-      own, free = free[:count], free[count:]
-      self.table[r, :count] = own
-      for p in range(tokens + context):
-        pool[:, own[p // page_size], p % page_size] = rng.standard_normal((2, kv_heads, dim))
-      self.rows.append(Row(tokens, context, own))
-    self.num_tokens = sum(t for t, _ in batch)
-    self.pool = _bits(pool, dtype)
-    self.q = rng.standard_normal((NUM_TOKENS, kv_heads * group, dim)).astype(np.float32)
-
-  def run(self, implementation, query_tile, first_page=0):
-    items, single = work_items(self.rows, query_tile)
-    work = np.zeros((NUM_ITEMS, 4), np.int32)
-    work[: len(items)] = items
-    return np.asarray(
-      CALL(
-        self.q, self.pool[0], self.pool[1], block_tables=self.table, work=work,
-        num_work=np.asarray([single, len(items)], np.int32), query_tile=query_tile,
-        implementation=implementation, first_page=np.int32(first_page),
-      )
-    )  # fmt: skip
-
-  def oracle(self):
-    _, heads, dim = self.q.shape
-    k_pool, v_pool = _values(self.pool)
-    out, at = np.zeros(self.q.shape), 0
-    for row in self.rows:
-      k, v = (np.concatenate(list(x[row.pages])) for x in (k_pool, v_pool))
-      for i in range(row.tokens):
-        seen = row.context + i + 1
-        for h in range(heads):
-          kv = h // (heads // k.shape[1])
-          scores = k[:seen, kv] @ self.q[at + i, h].astype(np.float64) / np.sqrt(dim)
-          p = np.exp(scores - scores.max())
-          out[at + i, h] = p / p.sum() @ v[:seen, kv]
-      at += row.tokens
-    return out
-
-
-@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("implementation", PORTABLE)
 @pytest.mark.parametrize("dtype", sorted(TOLERANCE))
 @pytest.mark.parametrize("batch", sorted(BATCHES))
 def test_ragged_batches_match_the_oracle(batch, dtype, implementation):
@@ -97,7 +30,7 @@ def test_ragged_batches_match_the_oracle(batch, dtype, implementation):
   np.testing.assert_allclose(out, case.oracle(), atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("implementation", PORTABLE)
 @pytest.mark.parametrize("kv_heads, group", [(1, 1), (2, 2), (1, 4)])
 def test_head_groups_match_the_oracle(kv_heads, group, implementation):
   case = Case(BATCHES["mixed"], "float32", kv_heads, group)
@@ -109,7 +42,7 @@ def test_head_groups_match_the_oracle(kv_heads, group, implementation):
 def test_contexts_of_several_tiles_match_the_oracle(dtype):
   # 1 decode and 1 chunk past two tiles of 256 and 512 keys, so the loops without a mask run too.
   batch = [(1, 700), (37, 1100), (2, 511), (1, 256)]
-  case = Case(batch, dtype, 1, 2, page_size=128, pages=NUM_PAGES)
+  case = Case(batch, dtype, 1, 2, page_size=128)
   out = case.run("xla", query_tile=37)
   np.testing.assert_allclose(out, case.oracle(), atol=TOLERANCE[dtype])
 
@@ -130,21 +63,69 @@ def test_decodes_match_the_oracle_and_do_not_depend_on_neighbours(contexts, dtyp
   together = case.run("xla", 1)
   np.testing.assert_allclose(together, case.oracle(), atol=TOLERANCE[dtype])
   for i, row in enumerate(case.rows):
-    alone = copy.copy(case)
-    alone.rows, alone.table = [row], case.table[i:].copy()
-    alone.table.resize(case.table.shape)
-    alone.q = np.roll(case.q, -i, axis=0)
-    np.testing.assert_array_equal(alone.run("xla", 1)[0], together[i])
+    np.testing.assert_array_equal(case.alone(i, row).run("xla", 1)[0], together[i])
 
 
-@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("implementation", PORTABLE)
+@pytest.mark.parametrize("chunk_keys", [4, 8, 48])
+def test_split_decodes_have_the_bits_of_whole_ones(chunk_keys, implementation):
+  case = Case(BATCHES["mixed"], "uint16", 2, 3)
+  whole = case.run(implementation, 7)
+  np.testing.assert_array_equal(case.run(implementation, 7, chunk_keys=chunk_keys), whole)
+  np.testing.assert_allclose(whole, case.oracle(), atol=TOLERANCE["uint16"])
+
+
+@pytest.mark.parametrize("implementation", PORTABLE)
+@pytest.mark.parametrize("dtype", sorted(TOLERANCE))
+@pytest.mark.parametrize("window", [1, 3, 17])
+@pytest.mark.parametrize("batch", ["decodes", "mixed", "unsorted"])
+def test_window_hides_what_lies_before_it(batch, window, dtype, implementation):
+  case = Case(BATCHES[batch], dtype, 2, 3)
+  case.poison_before(window)
+  out = case.run(implementation, 7, window=window, chunk_keys=4)
+  np.testing.assert_allclose(out, case.oracle(window), atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint16"])
+@pytest.mark.parametrize("window", [100, 300, 2000])
+def test_windows_of_several_tiles_match_the_oracle(window, dtype):
+  batch = [(1, 1200), (37, 1100), (2, 511), (1, 256), (1, 1000), (1, 30)]
+  case = Case(batch, dtype, 1, 2, page_size=128)
+  case.poison_before(window)
+  out = case.run("xla", query_tile=37, window=window)
+  np.testing.assert_allclose(out, case.oracle(window), atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("contexts", sorted(GROUPS))
+def test_windowed_decodes_match_the_oracle_and_do_not_depend_on_neighbours(contexts):
+  case = Case([(1, n) for n in GROUPS[contexts]], "uint16", 3, 2, page_size=64, pages=64)
+  case.poison_before(70)
+  together = case.run("xla", 1, window=70)
+  np.testing.assert_allclose(together, case.oracle(70), atol=TOLERANCE["uint16"])
+  for i, row in enumerate(case.rows):
+    np.testing.assert_array_equal(case.alone(i, row).run("xla", 1, window=70)[0], together[i])
+
+
+@pytest.mark.parametrize("implementation", PORTABLE)
+@pytest.mark.parametrize("dtype", sorted(TOLERANCE))
+@pytest.mark.parametrize("soft_cap, window", [(0.7, None), (20.0, None), (0.7, 6)])
+def test_soft_cap_matches_the_oracle(soft_cap, window, dtype, implementation):
+  case = Case(BATCHES["mixed"], dtype, 2, 3)
+  case.q *= 3
+  out = case.run(implementation, 7, soft_cap=soft_cap, window=window)
+  expected = case.oracle(window, soft_cap)
+  np.testing.assert_allclose(out, expected, atol=TOLERANCE[dtype])
+  assert np.abs(expected - case.oracle(window)).max() > 2 * TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("implementation", PORTABLE)
 @pytest.mark.parametrize("query_tile", [1, 19])
 def test_result_does_not_depend_on_the_query_tile(query_tile, implementation):
   case = Case(BATCHES["mixed"], "float32", 2, 3)
   np.testing.assert_allclose(case.run(implementation, query_tile), case.oracle(), atol=2e-6)
 
 
-@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("implementation", PORTABLE)
 def test_first_page_shifts_every_page(implementation):
   case = Case(BATCHES["mixed"], "float32", 2, 3)
   expected = case.run(implementation, 7)
@@ -155,7 +136,7 @@ def test_first_page_shifts_every_page(implementation):
   np.testing.assert_array_equal(case.run(implementation, 7, first_page=shift), expected)
 
 
-@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("implementation", PORTABLE)
 def test_rows_without_work_are_zero(implementation):
   case = Case(BATCHES["mixed"], "float32", 2, 3)
   assert not case.run(implementation, 7)[case.num_tokens :].any()

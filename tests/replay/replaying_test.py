@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 
 from jaxserve import sched
+from jaxserve.config import SplitKV
 from jaxserve.replay import differences, recording, replaying, timeline
 from jaxserve.replay.codec import RecordingError
 from tests.replay import recorded
 from tests.replay.report_test import parse as parse_xml
-from tests.testing.engines import SCHEDULER
+from tests.testing.caches import cache_dir
+from tests.testing.engines import MODEL, SCHEDULER, weights
 
 
 def changed(kind, number, change):
@@ -102,6 +105,26 @@ def test_an_engine_of_other_shapes_or_another_loop_is_refused():
   record = dataclasses.replace(record, header=dataclasses.replace(record.header, config=config))
   with pytest.raises(RecordingError, match="config.overlap=False in the recording, True in the"):
     replaying.replay(record, recorded.engine())
+
+
+def test_a_recording_from_a_gpu_is_read_but_not_replayed_on_a_cpu(monkeypatch):
+  header = recorded.record().header
+  there = dataclasses.replace(
+    header.config, attention="mosaic_gpu", splits=SplitKV(capacity=33), query_tile=128
+  )
+  line = recording.to_line(dataclasses.replace(header, config=there))
+  header = recording.parse(line).header
+  assert header.config == there
+  checkpoint = types.SimpleNamespace(config=MODEL, params=weights())
+  monkeypatch.setattr(replaying.source, "load_checkpoint", lambda *args: checkpoint)
+  with pytest.raises(RecordingError, match=r"config.attention='mosaic_gpu': platform 'cpu'"):
+    replaying.build_engine(header, cache_dir())
+
+
+def test_a_recording_without_splits_has_none():
+  doc = json.loads(recorded.lines()[0])
+  assert doc["config"].pop("splits", "missing") is None
+  assert recording.parse(json.dumps(doc) + "\n").header == recorded.record().header
 
 
 def test_other_versions_and_devices_are_warned_of():

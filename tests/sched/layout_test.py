@@ -55,7 +55,8 @@ def test_plan_equals_walk(bucket, tile):
       is_decode = count == 1 and start >= state.num_prompt[request]
       for offset in range(0, count, tile):
         size = min(tile, count - offset)
-        work.append((not is_decode, row, at + offset, size, start + offset))
+        item = (row, at + offset, size, start + offset, 0, start + offset + size, 0, 1)
+        work.append((not is_decode, *item))
       at += count
       seen += 1
     check_padding(shape, decision, plan)

@@ -1,12 +1,14 @@
 """Step plans written out by hand, for tests of the model that do not need the scheduler."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from jaxserve.config import PlanShape
 from jaxserve.types import StepPlan
+from jaxserve.types.plan import WORK_COLUMNS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +23,26 @@ class Row:
   sample: bool = True
 
 
-def work_items(rows: Sequence[Row], query_tile: int) -> tuple[list[tuple[int, ...]], int]:
-  """Attention work of the rows, items of one query first, and how many those are."""
+def work_items(
+  rows: Sequence[Row], query_tile: int, chunk_keys: int | None = None
+) -> tuple[list[tuple[int, ...]], int]:
+  """Attention work of the rows, items of one query first, and how many those are.
+
+  With `chunk_keys`, items of one query are split into so many keys each.
+  """
   single, many, start = [], [], 0
   for r, row in enumerate(rows):
     for at in range(0, row.tokens, query_tile):
       count = min(query_tile, row.tokens - at)
       item = (r, start + at, count, row.context + at)
+      keys = row.context + at + count
       decode = row.tokens == 1 if row.decode is None else row.decode
-      (single if decode else many).append(item)
+      if not decode:
+        many.append((*item, 0, keys, 0, 1))
+        continue
+      bounds = [*range(0, keys, chunk_keys or keys), keys]
+      for split, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        single.append((*item, begin, end, split, len(bounds) - 1))
     start += row.tokens
   return single + many, len(single)
 
@@ -58,7 +71,7 @@ def make_plan(rows: Sequence[Row], shape: PlanShape) -> StepPlan:
     slots[here] = pages[where // size] * size + where % size
     at += row.tokens
   items, num_single = work_items(rows, shape.query_tile)
-  work = np.zeros((shape.num_work_items, 4), np.int32)
+  work = np.zeros((shape.num_work_items, WORK_COLUMNS), np.int32)
   if items:
     work[: len(items)] = items
   return StepPlan(
