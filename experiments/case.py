@@ -85,6 +85,15 @@ def at_least(field, value, least):
   return value
 
 
+def numbers(field, words, kind=int):
+  """A list flag as rising numbers, each once; ValueError if a word is none."""
+  try:
+    return tuple(sorted({kind(word) for word in words}))
+  except ValueError:
+    what = "whole numbers" if kind is int else "numbers"
+    raise ValueError(f"{field}={','.join(words)}: must be {what}, such as 512,1024") from None
+
+
 def no_arguments(argv):
   """ValueError if words are left that are no flags."""
   if len(argv) > 1:

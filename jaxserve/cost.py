@@ -44,6 +44,10 @@ class ModelCost:
   bytes_per_param: float = 2
   kv_bytes: float = 2
 
+  def __post_init__(self) -> None:
+    # Counted parameters are an int, and an int beyond 2^31 does not multiply a traced array.
+    object.__setattr__(self, "num_params", float(self.num_params))
+
   @staticmethod
   def of(config: ModelConfig, bytes_per_param: float = 2, kv_bytes: float = 2) -> "ModelCost":
     """The cost model of a configured model."""

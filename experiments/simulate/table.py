@@ -1,5 +1,7 @@
 """Results of `experiments.simulate`: as a table (times in ms), and rounded for a record."""
 
+from experiments import report
+
 COLUMNS = (
   ("policy", "policy", "{}"),
   ("budget", "budget", "{}"),
@@ -22,17 +24,7 @@ COLUMNS = (
 
 def render(rows):
   """Right-aligned columns; those that no row has are left out."""
-  columns = [column for column in COLUMNS if any(column[1] in row for row in rows)]
-  cells = [[title for title, _, _ in columns]]
-  for row in rows:
-    cells.append([
-      "-" if row.get(key) is None else form.format(row[key]) for _, key, form in columns
-    ])  # fmt: skip
-  widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-  return "\n".join(
-    "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-    for line in cells
-  )  # fmt: skip
+  return report.text_table(rows, COLUMNS)
 
 
 def rounded(row):

@@ -146,7 +146,7 @@ def requests_of(
   return Requests(count=scalar(len(workload), np.int32), **padded)
 
 
-def _roomy(size: int) -> int:
+def roomy(size: int) -> int:
   """The next of 1024, 1280, 1536, 1792, 2048, 2560, ...: few sizes, so few programs to compile."""
   unit = 1 << max((size - 1).bit_length() - 3, 8)
   return max(-(-size // unit) * unit, 1024)
@@ -207,12 +207,12 @@ def _run(
       f"workload: lengths {sorted(lengths)} and {settings} settings; need one of each"
     )
   for workload in workloads:
-    _check(workload, server.config, params)
+    check_servable(workload, server.config, params)
   shape = (len(workloads), settings)
   (count,) = lengths
   requests = jax.tree.map(
     lambda *x: np.repeat(np.stack(x), settings, axis=0),
-    *(requests_of(workload, server.config, _roomy(count)) for workload in workloads),
+    *(requests_of(workload, server.config, roomy(count)) for workload in workloads),
   )
   lanes = jax.tree.map(lambda x: np.concatenate([np.asarray(x)] * len(workloads)), params)
   num_outputs = int((requests.max_total - requests.num_prompt).sum(-1).max())
@@ -220,7 +220,7 @@ def _run(
   if not many:
     requests, lanes = jax.tree.map(lambda x: x[0], (requests, lanes))
   with jax.default_device(jax.local_devices(backend="cpu")[0]):
-    sim, counts = _drive(server, requests, lanes, _roomy(num_outputs), many, on_progress)
+    sim, counts = _drive(server, requests, lanes, roomy(num_outputs), many, on_progress)
   requests, sim, counts = jax.tree.map(
     lambda x: x.reshape(*shape, *x.shape[many:]), (requests, sim, counts)
   )
@@ -274,7 +274,7 @@ def _result(
   )
 
 
-def _check(workload: Workload, config: SchedulerConfig, params: SchedulerParams) -> None:
+def check_servable(workload: Workload, config: SchedulerConfig, params: SchedulerParams) -> None:
   """Refuses what the engine would refuse; the longest requests stand for the others."""
   if not len(workload):
     raise ValueError("workload: has no request")

@@ -41,10 +41,7 @@ def capacity(
   slo: metrics.Slo, share: float = 0.99, tolerance: float = 0.02, overlap: bool = True,
   buckets: tuple[int, ...] = (),
 ) -> Capacity:  # fmt: skip
-  """Bisects on the rate of the workload, by scaling its arrival times.
-
-  Doubles or halves the rate until the objectives are met at one rate and missed at twice of it,
-  then halves the interval. Takes for granted that a lower rate meets what a higher one does.
+  """The highest rate at which a share of the requests keeps its objectives.
 
   Args:
     workload: whose rate is scaled.
@@ -58,18 +55,42 @@ def capacity(
     buckets: as in `simulate`.
 
   Returns:
-    Capacity, its factor within [1/1024, 1024]; factor 0 if even the lowest is too much.
+    Capacity, see `highest_rate`.
 
   Cost: some ten simulations, compiled once.
   Source: Vidur (MLSys 2024), capacity search.
   """
+  return highest_rate(
+    workload,
+    lambda load: simulate(load, config, params, step_time, overlap=overlap, buckets=buckets),
+    lambda result: attainment(result, slo) >= share,
+    tolerance=tolerance,
+  )
+
+
+def highest_rate(
+  workload: Workload, serve: Callable[[Workload], SimResult],
+  accepts: Callable[[SimResult], bool], *, tolerance: float = 0.02,
+) -> Capacity:  # fmt: skip
+  """Bisects on the rate of the workload, by scaling its arrival times.
+
+  Doubles or halves the rate until it is accepted at one rate and refused at twice of it, then
+  halves the interval. Takes for granted that a lower rate is accepted where a higher one is.
+
+  Args:
+    workload: whose rate is scaled.
+    serve: simulates a workload on whatever is examined: one server, a fleet, two pools.
+    accepts: whether a simulation keeps the objectives.
+    tolerance: relative width of the interval at which to stop.
+
+  Returns:
+    Capacity, its factor within [1/1024, 1024]; factor 0 if even the lowest is too much.
+  """
   found: dict[float, SimResult] = {}
 
   def meets(factor: float) -> bool:
-    result = simulate(
-      workload.faster(factor), config, params, step_time, overlap=overlap, buckets=buckets
-    )
-    good = attainment(result, slo) >= share
+    result = serve(workload.faster(factor))
+    good = accepts(result)
     if good:
       found[factor] = result
     return good

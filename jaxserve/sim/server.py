@@ -34,12 +34,15 @@ class Server:
     step_time: seconds of a step.
     overlap: a step is decided before the outputs of the one before are read, as in the engine.
     buckets: token counts that steps are padded to, rising; (): none.
+    handed_over: requests arrive with their prompt's KV and their first output, which another server
+      made. Their first step is a decode; only a preemption makes this server compute their prompt.
   """
 
   config: SchedulerConfig
   step_time: StepTime
   overlap: bool = True
   buckets: tuple[int, ...] = ()
+  handed_over: bool = False
 
   def __post_init__(self) -> None:
     if self.config.max_budget > _MOST_TOKENS:
@@ -191,7 +194,7 @@ def step(
 
   Cost: that of `schedule` and `commit`, and O(Q).
   """
-  sim = _admit(sim, requests)
+  sim = _admit(sim, requests, server)
   state, decision = sched.schedule(sim.sched, params, server.config)
   sim = dataclasses.replace(sim, sched=state)
   sim, begin, flight = _dispatch(sim, decision, server)
@@ -214,7 +217,7 @@ def running(sim: SimState, requests: Requests) -> jax.Array:
   return busy & (sim.idle_rounds < sched.MOST_IDLE_STEPS)
 
 
-def _admit(sim: SimState, requests: Requests) -> SimState:
+def _admit(sim: SimState, requests: Requests, server: Server) -> SimState:
   """Submits whoever has arrived while there are slots; an idle server waits for the next."""
   count = requests.count
   empty = ~jnp.any(sim.sched.status != Status.FREE)
@@ -235,7 +238,11 @@ def _admit(sim: SimState, requests: Requests) -> SimState:
     prompt, total, priority = (
       x[index] for x in (requests.num_prompt, requests.max_total, requests.priority)
     )
-    state, _ = sched.submit(state, prompt, total, priority=priority)
+    state, slot = sched.submit(state, prompt, total, priority=priority)
+    if server.handed_over:
+      known = state.num_known.at[slot].add(1, mode="drop")
+      computed = state.num_computed.at[slot].set(prompt, mode="drop")
+      state = dataclasses.replace(state, num_known=known, num_computed=computed)
     return state, index + 1
 
   state, index = lax.while_loop(due, submit, (sim.sched, sim.next))

@@ -1,10 +1,11 @@
 """Step times against the arithmetic of `jaxserve.cost`."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve import cost, sim
+from jaxserve import cost, cost_tables, sim
 
 MODEL, H100 = cost.LLAMA3_8B, cost.H100
 
@@ -53,3 +54,10 @@ def test_the_same_roofline_is_the_same_object():
   """It keys the compiled simulation."""
   assert sim.roofline(MODEL, H100) is sim.roofline(MODEL, H100)
   assert sim.roofline(MODEL, H100, overhead_s=1e-3) is not sim.roofline(MODEL, H100)
+
+
+def test_a_model_counted_in_whole_numbers_traces():
+  """qwen3-32b has more parameters than an int32 holds."""
+  model = cost_tables.find_model("qwen3-32b")
+  found = jax.jit(sim.roofline(model, H100))(load([(2016, 0)]))
+  np.testing.assert_allclose(found, cost.chunk_seconds(model, H100, 2016, 0), rtol=1e-5)

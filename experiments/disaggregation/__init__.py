@@ -1,0 +1,1 @@
+"""Prefill and decode on GPUs of their own."""

@@ -1,0 +1,1 @@
+"""All policies on the same loads."""

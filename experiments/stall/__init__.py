@@ -1,0 +1,1 @@
+"""One long prompt among streams."""

@@ -1,0 +1,1 @@
+"""A cap on the tokens of one request in a step."""

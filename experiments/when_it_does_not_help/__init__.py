@@ -1,0 +1,1 @@
+"""Loads that chunking does nothing for."""
