@@ -68,7 +68,7 @@ def kernel(
     fresh,
     (),
     mesh=mesh,
-    compiler_params=plgpu.CompilerParams(approx_math=True),
+    compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
     interpret=False if interpret is None else interpret,
     name=name,
   )

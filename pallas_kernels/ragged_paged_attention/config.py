@@ -4,6 +4,9 @@ import dataclasses
 
 ROWS = 64  # of a wgmma tile: the least that a warpgroup multiplies at once
 SHARED_MEMORY = 232448  # bytes that a block can have on Hopper
+# Blocks of a grid: four for each of a Hopper GPU's 132 multiprocessors. So many that the hardware
+# evens out units of different lengths, so few that those without a unit cost little.
+BLOCKS = 4 * 132
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class Decode:
     keys: of a tile of K and V.
     stages: tiles that are in shared memory or on their way there.
     queries: most queries of an item.
+    blocks: most blocks of the grid.
     padded_group: rows of a query's heads, `group` and padding: a multiple of 8, the rows that the
       copy engine moves at once into the layout of wgmma.
   """
@@ -45,6 +49,7 @@ class Decode:
   keys: int = 128
   stages: int = 3
   queries: int = 1
+  blocks: int = BLOCKS
   padded_group: int = 8
 
   def __post_init__(self) -> None:
@@ -62,7 +67,7 @@ class Decode:
   def shared_memory(self, head_dim: int) -> int:
     """Bytes of shared memory that a block needs, its barriers apart."""
     tiles = 2 * self.stages * self.keys * head_dim * 2
-    return tiles + ROWS * head_dim * 2 + ROWS * 4
+    return tiles + ROWS * head_dim * 4 + ROWS * 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,10 +77,12 @@ class Chunk:
   Attributes:
     keys: of a tile of K and V.
     stages: tiles that are in shared memory or on their way there.
+    blocks: most blocks of the grid.
   """
 
   keys: int = 128
   stages: int = 2
+  blocks: int = BLOCKS
 
   @property
   def queries(self) -> int:

@@ -1,6 +1,6 @@
 """Ragged paged attention in Pallas Mosaic GPU, for Hopper: a decode and a chunk kernel.
 
-Both are launched for every batch and find their items in the work list; a block without an item
+Both are launched for every batch and find their items in the work list; a block without work
 returns at once. See `mosaic_gpu_decode`, `mosaic_gpu_chunk`, and `mosaic_gpu_stages` for the steps
 that they share.
 """
@@ -12,6 +12,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.ragged_paged_attention import mosaic_gpu_chunk, mosaic_gpu_decode
 from pallas_kernels.ragged_paged_attention.config import Attention, Chunk, Decode
+
+_DECODE, _CHUNK = Decode(), Chunk()
 
 
 def ragged_paged_attention(
@@ -27,6 +29,8 @@ def ragged_paged_attention(
   first_page: jax.Array | int = 0,
   window: int | None = None,
   soft_cap: float | None = None,
+  decode: Decode = _DECODE,
+  chunk: Chunk = _CHUNK,
   interpret: Any = None,
 ) -> jax.Array:
   """See `api.ragged_paged_attention`. Multiplies in the dtype of the pages with float32 sums.
@@ -43,6 +47,8 @@ def ragged_paged_attention(
     first_page: added to every page id.
     window: sliding window.
     soft_cap: of scores.
+    decode: tiling of decodes.
+    chunk: tiling of chunks.
     interpret: None on a GPU; else what `compat.interpreter` returns, which selects the forms that
       it can run.
 
@@ -57,7 +63,6 @@ def ragged_paged_attention(
     kv_heads=kv_heads, group=q.shape[1] // kv_heads, head_dim=dim, page_size=size, window=window,
     soft_cap=soft_cap, interpretable=interpret is not None,
   )  # fmt: skip
-  chunk = Chunk()
   if query_tile > chunk.queries:
     raise ValueError(f"query_tile={query_tile}: must be at most {chunk.queries}")
   arrays: dict[str, Any] = {
@@ -72,5 +77,5 @@ def ragged_paged_attention(
   }
   out = jnp.zeros(q.shape, k_pages.dtype)
   out = mosaic_gpu_chunk.attend(attention, chunk, work.shape[0], out=out, **arrays)
-  out = mosaic_gpu_decode.attend(attention, Decode(), decode_items, out=out, **arrays)
+  out = mosaic_gpu_decode.attend(attention, decode, decode_items, out=out, **arrays)
   return out.astype(q.dtype)

@@ -1,9 +1,9 @@
 """Prefill chunks on Hopper, in the shape of FlashAttention-3.
 
-Block (item, query head): one warpgroup streams the row's pages through a ring in shared memory with
-the copy engine, two others take 64 queries each. They take turns on the tensor cores: while one
-multiplies, the other computes its softmax (FlashAttention-3's ping-pong). Tiles that all 64 queries
-see skip the mask, and tiles that none sees are not loaded.
+A block takes units (item, query head): one warpgroup streams the row's pages through a ring in
+shared memory with the copy engine, two others take 64 queries each. They take turns on the tensor
+cores: while one multiplies, the other computes its softmax (FlashAttention-3's ping-pong). Tiles
+that all 64 queries see skip the mask, and tiles that none sees are not loaded.
 """
 
 import functools
@@ -95,8 +95,8 @@ def attend(
     _chunk_kernel(attention, chunk, *refs)
 
   compat.kernel(
-    body, name="ragged_paged_attention_chunk", grid={"item": items, "head": q.shape[1]},
-    warpgroups=3, interpret=interpret,
+    body, name="ragged_paged_attention_chunk",
+    grid={"block": min(items * q.shape[1], chunk.blocks)}, warpgroups=3, interpret=interpret,
   )(work, num_work, block_tables, first_page, padded, k_pool, v_pool, written)  # fmt: skip
   return written[...].reshape(q.shape)
 
@@ -105,50 +105,58 @@ def _chunk_kernel(
   attention: Attention, chunk: Chunk, work: Ref, num_work: Ref, block_tables: Ref,
   first_page: Ref, q: Ref, k_pool: Ref, v_pool: Ref, out: Ref,
 ) -> None:  # fmt: skip
-  """One item and query head."""
-  item, head, wg = (
-    num_work[0] + lax.axis_index("item"),
-    lax.axis_index("head"),
-    lax.axis_index("wg"),
-  )
-  dim, dtype = attention.head_dim, q.dtype
+  """The block's share of items and query heads."""
+  wg, heads, dim = lax.axis_index("wg"), jnp.int32(q.shape[1]), attention.head_dim
+  units = (num_work[1] - num_work[0]) * heads
 
-  def keys() -> stages.Keys:
-    start, end, first_query = work[item, KV_START], work[item, KV_END], work[item, POSITION]
-    return stages.keys_of(attention, chunk.keys, start, end, first_query)
+  def item_and_head(unit: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return num_work[0] + lax.div(unit, heads), lax.rem(unit, heads)
 
-  def rows() -> _Rows:
+  def keys_of(item: jax.Array, before: jax.Array) -> stages.Keys:
+    start, end, position = work[item, KV_START], work[item, KV_END], work[item, POSITION]
+    return stages.keys_of(attention, chunk.keys, start, end, position, before)
+
+  def rows_of(item: jax.Array) -> _Rows:
     first, count, position = work[item, FIRST], work[item, COUNT], work[item, POSITION]
-    before = wg * ROWS
-    return _Rows(first + before, jnp.clip(count - before, 0, ROWS), position + before)
+    skipped = wg * ROWS
+    return _Rows(first + skipped, jnp.clip(count - skipped, 0, ROWS), position + skipped)
 
-  def block(*scratch: Any) -> None:
-    shared = _Shared(*scratch)
-
-    @pl.when(wg == _MEMORY)
-    def _() -> None:
-      plgpu.set_max_registers(40, action="decrease")
-      row = work[item, ROW]
+  def roles(shared: _Shared) -> None:
+    def produce(unit: jax.Array, before: jax.Array) -> stages.Keys:
+      item, head = item_and_head(unit)
+      row, keys = work[item, ROW], keys_of(item, before)
       stages.stream_pages(
-        attention, chunk.keys, keys(), lambda column: block_tables[row, column] + first_page[0],
+        attention, chunk.keys, keys, lambda column: block_tables[row, column] + first_page[0],
         lax.div(head, jnp.int32(attention.group)), (k_pool, v_pool), (shared.k, shared.v),
         shared.loaded, shared.free,
       )  # fmt: skip
+      return keys
+
+    def consume(unit: jax.Array, before: jax.Array) -> stages.Keys:
+      item, head = item_and_head(unit)
+      shared.q[wg] = compat.load(q.at[pl.ds(rows_of(item).first, ROWS), head], stages.WGMMA)
+      plgpu.commit_smem()
+      sums = _attend_tiles(attention, chunk, keys_of(item, before), rows_of(item), wg, shared)
+      shared.out[wg] = stages.normalised(sums).astype(q.dtype)
+      plgpu.commit_smem()
+      # Read again: registers are short, memory is not.
+      _store_rows(shared.out.at[wg], out, rows_of(item), pl.ds(head * dim, dim))
+      return keys_of(item, before)
+
+    @pl.when(wg == _MEMORY)
+    def _() -> None:
+      plgpu.set_max_registers(24, action="decrease")
+      stages.over_units(chunk.blocks, units, produce)
 
     @pl.when(wg < _MEMORY)
     def _() -> None:
-      plgpu.set_max_registers(232, action="increase")
-      shared.q[wg] = compat.load(q.at[pl.ds(rows().first, ROWS), head], stages.WGMMA)
-      plgpu.commit_smem()
-      sums = _attend_tiles(attention, chunk, keys(), rows(), wg, shared)
-      shared.out[wg] = stages.normalised(sums).astype(dtype)
-      plgpu.commit_smem()
-      # Read again: registers are short, memory is not.
-      _store_rows(shared.out.at[wg], out, rows(), pl.ds(head * dim, dim))
+      plgpu.set_max_registers(240, action="increase")
+      stages.over_units(chunk.blocks, units, consume)
 
-  @pl.when(item < num_work[1])
+  @pl.when(lax.axis_index("block") < units)
   def _() -> None:
-    pl.run_scoped(block, *_scratch(attention, chunk, dtype), collective_axes="wg")
+    scratch = _scratch(attention, chunk, q.dtype)
+    pl.run_scoped(lambda *refs: roles(_Shared(*refs)), *scratch, collective_axes="wg")
 
 
 def _scratch(attention: Attention, chunk: Chunk, dtype: Any) -> _Shared:
@@ -179,7 +187,7 @@ def _attend_tiles(
   end = jnp.where(rows.size > 0, end, keys.first_tile)
 
   def stage_of(tile: jax.Array) -> jax.Array:
-    return lax.rem(tile - keys.first_tile, jnp.int32(chunk.stages))
+    return keys.stage(tile, chunk.stages)
 
   def take_turns() -> None:
     plgpu.barrier_arrive(shared.turn.at[0])
@@ -207,7 +215,9 @@ def _attend_tiles(
     return sums
 
   def skip(tile: jax.Array, _: None) -> None:
+    # Every phase of a barrier is awaited: a later item relies on the parity.
     stage = stage_of(tile)
+    plgpu.barrier_wait(shared.loaded[0].at[stage])
     plgpu.barrier_arrive(shared.free[0].at[stage])
     take_turns()
     plgpu.barrier_arrive(shared.turn.at[0])
@@ -229,7 +239,7 @@ def _clean_values(
   chunk: Chunk, keys: stages.Keys, tile: jax.Array, wg: jax.Array, shared: _Shared
 ) -> None:
   """Zeroes foreign rows of V, once for both warpgroups: the first does it, the second waits."""
-  stage = lax.rem(tile - keys.first_tile, jnp.int32(chunk.stages))
+  stage = keys.stage(tile, chunk.stages)
   foreign = stages.has_foreign_rows(keys, chunk.keys, tile)
 
   @pl.when(jnp.logical_and(foreign, wg == 0))

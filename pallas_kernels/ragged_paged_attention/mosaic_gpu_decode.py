@@ -1,13 +1,13 @@
 """Decodes on Hopper: split-KV attention, the heads of a group packed into one tile, and a merge.
 
-Block (item, KV head): one warpgroup streams the item's pages through a ring in shared memory with
-the copy engine, the other multiplies. A tile has 64 rows, of which a query's heads fill at most 8,
-padded: what bounds a decode is reading K and V once, and 64 rows fit under that roof
-(docs of the numbers: experiments/kernel_notes.md). Every item leaves its normalised result and the
+A block takes units (item, KV head): one warpgroup streams the item's pages through a ring in shared
+memory with the copy engine, the other multiplies. A tile has 64 rows, of which a query's heads fill
+at most 8, padded: what bounds a decode is reading K and V once, and 64 rows fit under that (the
+numbers are in experiments/kernel_notes.md). Every item leaves its normalised result and the
 log-sum-exp of its rows in float32; the merge adds them up, weighted (Flash-Decoding).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,19 @@ Ref = Any
 ROW, FIRST, COUNT, POSITION, KV_START, KV_END, SPLIT, NUM_SPLITS = range(8)
 MERGED_HEADS = 8  # KV heads, or (KV head, query) pairs, of one block of the merge: 8 rows each
 _COMPUTE, _MEMORY = 0, 1
+
+
+class _Shared(NamedTuple):
+  """What the warpgroups of a block share, and its types; barriers of K and V by stage."""
+
+  queries_or_out: Ref  # the result is written when the queries are done with
+  k: Ref
+  v: Ref
+  weights: Ref | None
+  out_weights: Ref
+  arrived: Ref
+  loaded: tuple[Ref, Ref]
+  free: tuple[Ref, Ref]
 
 
 def attend(
@@ -76,8 +89,8 @@ def attend(
     _merge_kernel(attention, decode, *refs)
 
   compat.kernel(
-    split, name="ragged_paged_attention_decode", grid={"item": items, "head": kv_heads},
-    warpgroups=2, interpret=interpret,
+    split, name="ragged_paged_attention_decode",
+    grid={"block": min(items * kv_heads, decode.blocks)}, warpgroups=2, interpret=interpret,
   )(work, num_work, block_tables, first_page, packed, k_pool, v_pool, values, weights)  # fmt: skip
   blocks = -(-kv_heads * decode.queries // MERGED_HEADS)
   compat.kernel(
@@ -91,102 +104,111 @@ def _split_kernel(
   attention: Attention, decode: Decode, tokens: int, work: Ref, num_work: Ref, block_tables: Ref,
   first_page: Ref, q: Ref, k_pool: Ref, v_pool: Ref, out: Ref, weights: Ref,
 ) -> None:  # fmt: skip
-  """One item and KV head: its keys' part of the softmax, to rows of `out` and `weights`."""
-  item, head, wg = (lax.axis_index(name) for name in ("item", "head", "wg"))
-  dim, ring = attention.head_dim, (decode.stages, decode.keys, attention.head_dim)
-  dtype = q.dtype
+  """The block's share of items and KV heads: their keys' part of the softmax, to rows of `out`."""
+  wg, units = lax.axis_index("wg"), num_work[0] * attention.kv_heads
 
-  def block(
-    tiles: Ref, q_s: Ref, v_s: Ref, p_s: Ref | None, weights_s: Ref, q_in: Ref,
-    loaded: tuple[Ref, Ref], free: tuple[Ref, Ref],
-  ) -> None:  # fmt: skip
-    k_s, out_s = tiles
-    row, position = work[item, ROW], work[item, POSITION]
-    keys = stages.keys_of(
-      attention, decode.keys, work[item, KV_START], work[item, KV_END], position
-    )
+  def keys_of(item: jax.Array, before: jax.Array) -> stages.Keys:
+    start, end, position = work[item, KV_START], work[item, KV_END], work[item, POSITION]
+    return stages.keys_of(attention, decode.keys, start, end, position, before)
 
-    @pl.when(wg == _MEMORY)
-    def _() -> None:
+  def roles(shared: _Shared) -> None:
+    def produce(unit: jax.Array, before: jax.Array) -> stages.Keys:
+      item, head = _item_and_head(attention, unit)
+      row, keys = work[item, ROW], keys_of(item, before)
       stages.stream_pages(
         attention, decode.keys, keys, lambda column: block_tables[row, column] + first_page[0],
-        head, (k_pool, v_pool), (k_s, v_s), loaded, free,
+        head, (k_pool, v_pool), (shared.k, shared.v), shared.loaded, shared.free,
       )  # fmt: skip
+      return keys
 
-    @pl.when(wg == _COMPUTE)
-    def _() -> None:
-      first = work[item, FIRST]
-      _load_queries(attention, decode, tokens, first, head, q, q_s, q_in)
-      sums = _attend_tiles(attention, decode, keys, position, q_s, k_s, v_s, p_s, loaded, free)
-      at = (item * attention.kv_heads + head) * decode.rows
-      # The ring of K is free by now, and the result needs as much.
+    def consume(unit: jax.Array, before: jax.Array) -> stages.Keys:
+      item, head = _item_and_head(attention, unit)
+      keys = keys_of(item, before)
+      q_s, out_s = shared.queries_or_out
+      _load_queries(attention, decode, tokens, work[item, FIRST], head, q, q_s, shared.arrived)
+      sums = _attend_tiles(attention, decode, keys, work[item, POSITION], q_s, shared)
       out_s[...] = stages.normalised(sums)
-      weights_s[...] = stages.log_sum_exp(sums)
+      shared.out_weights[...] = stages.log_sum_exp(sums)
       plgpu.commit_smem()
-      mine = pl.ds(at, decode.rows)
-      plgpu.copy_smem_to_gmem(out_s.at[pl.ds(0, decode.rows)], out.at[mine])
-      plgpu.copy_smem_to_gmem(weights_s.at[pl.ds(0, decode.rows)], weights.at[mine])
+      source, mine = pl.ds(0, decode.rows), pl.ds(unit * decode.rows, decode.rows)
+      plgpu.copy_smem_to_gmem(out_s.at[source], out.at[mine])
+      plgpu.copy_smem_to_gmem(shared.out_weights.at[source], weights.at[mine])
       plgpu.wait_smem_to_gmem(0)
+      return keys
 
-  copies = decode.keys // min(decode.keys, attention.page_size)
+    pl.when(wg == _MEMORY)(lambda: stages.over_units(decode.blocks, units, produce))
+    pl.when(wg == _COMPUTE)(lambda: stages.over_units(decode.blocks, units, consume))
 
-  @pl.when(item < num_work[0])
+  @pl.when(lax.axis_index("block") < units)
   def _() -> None:
-    pl.run_scoped(
-      block,
-      plgpu.RefUnion(stages.swizzled(ring, dtype), plgpu.SMEM((ROWS, dim), jnp.float32)),
-      stages.swizzled((ROWS, dim), dtype),
-      stages.swizzled(ring, dtype),
-      stages.swizzled((ROWS, decode.keys), dtype) if attention.interpretable else None,
-      plgpu.SMEM((ROWS,), jnp.float32),
-      plgpu.Barrier(num_arrivals=decode.queries, num_barriers=1),
-      (plgpu.Barrier(num_arrivals=copies, num_barriers=decode.stages),) * 2,
-      (plgpu.Barrier(num_barriers=decode.stages),) * 2,
-      collective_axes="wg",
-    )
+    scratch = _scratch(attention, decode, q.dtype)
+    pl.run_scoped(lambda *refs: roles(_Shared(*refs)), *scratch, collective_axes="wg")
+
+
+def _scratch(attention: Attention, decode: Decode, dtype: Any) -> _Shared:
+  """Shared memory and barriers of a block."""
+  dim, ring = attention.head_dim, (decode.stages, decode.keys, attention.head_dim)
+  copies = decode.keys // min(decode.keys, attention.page_size)
+  by_form = stages.swizzled((ROWS, decode.keys), dtype) if attention.interpretable else None
+  queries, out = stages.swizzled((ROWS, dim), dtype), plgpu.SMEM((ROWS, dim), jnp.float32)
+  return _Shared(
+    queries_or_out=plgpu.RefUnion(queries, out),
+    k=stages.swizzled(ring, dtype),
+    v=stages.swizzled(ring, dtype),
+    weights=by_form,
+    out_weights=plgpu.SMEM((ROWS,), jnp.float32),
+    arrived=plgpu.Barrier(num_arrivals=decode.queries, num_barriers=1),
+    loaded=(plgpu.Barrier(num_arrivals=copies, num_barriers=decode.stages),) * 2,
+    free=(plgpu.Barrier(num_barriers=decode.stages),) * 2,
+  )
+
+
+def _item_and_head(attention: Attention, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
+  heads = jnp.int32(attention.kv_heads)
+  return lax.div(unit, heads), lax.rem(unit, heads)
 
 
 def _load_queries(
   attention: Attention, decode: Decode, tokens: int, first: jax.Array, head: jax.Array,
-  q: Ref, q_s: Ref, q_in: Ref,
+  q: Ref, q_s: Ref, arrived: Ref,
 ) -> None:  # fmt: skip
   """The item's queries, a group of 8 rows each; rows past them are never used."""
   size = decode.padded_group
   for i in range(decode.queries):
     token = jnp.minimum(first + i, tokens - 1)
     at = (token * attention.kv_heads + head) * size
-    plgpu.copy_gmem_to_smem(q.at[pl.ds(at, size)], q_s.at[pl.ds(i * size, size)], q_in.at[0])
-  plgpu.barrier_wait(q_in.at[0])
+    plgpu.copy_gmem_to_smem(q.at[pl.ds(at, size)], q_s.at[pl.ds(i * size, size)], arrived.at[0])
+  plgpu.barrier_wait(arrived.at[0])
 
 
 def _attend_tiles(
   attention: Attention, decode: Decode, keys: stages.Keys, position: jax.Array, q_s: Ref,
-  k_s: Ref, v_s: Ref, p_s: Ref | None, loaded: tuple[Ref, Ref], free: tuple[Ref, Ref],
+  shared: _Shared,
 ) -> stages.Sums:  # fmt: skip
   """The consumer's loop over the item's tiles."""
 
   def step(tile: jax.Array, sums: stages.Sums, *, edge: bool) -> stages.Sums:
-    stage = lax.rem(tile - keys.first_tile, jnp.int32(decode.stages))
-    plgpu.barrier_wait(loaded[0].at[stage])
-    x = stages.scores(attention, q_s, k_s.at[stage])
-    plgpu.barrier_arrive(free[0].at[stage])
+    stage = keys.stage(tile, decode.stages)
+    plgpu.barrier_wait(shared.loaded[0].at[stage])
+    x = stages.scores(attention, q_s, shared.k.at[stage])
+    plgpu.barrier_arrive(shared.free[0].at[stage])
     if edge:
       x = stages.masked(attention, x, tile * decode.keys, position, decode.padded_group)
     weights, sums = stages.softmax(x, sums)
-    plgpu.barrier_wait(loaded[1].at[stage])
+    plgpu.barrier_wait(shared.loaded[1].at[stage])
+    v = shared.v.at[stage]
     if edge:
 
       @pl.when(stages.has_foreign_rows(keys, decode.keys, tile))
       def _() -> None:
-        stages.zero_foreign_rows(v_s.at[stage], keys, tile * decode.keys)
+        stages.zero_foreign_rows(v, keys, tile * decode.keys)
 
-    sums = stages.add_values(attention, weights.astype(q_s.dtype), v_s.at[stage], sums, p_s)
-    plgpu.barrier_arrive(free[1].at[stage])
+    sums = stages.add_values(attention, weights.astype(v.dtype), v, sums, shared.weights)
+    plgpu.barrier_arrive(shared.free[1].at[stage])
     return sums
 
-  return stages.over_tiles(
-    attention, decode.keys, keys, keys.end_tile, position, position + (decode.queries - 1), step
-  )
+  last_query = position + (decode.queries - 1)
+  return stages.over_tiles(attention, decode.keys, keys, keys.end_tile, position, last_query, step)
 
 
 def _merge_kernel(

@@ -36,12 +36,25 @@ class Sums(NamedTuple):
 
 
 class Keys(NamedTuple):
-  """The keys of an item: tiles [first_tile, end_tile) hold positions [low, high)."""
+  """The keys of an item: tiles [first_tile, end_tile) hold positions [low, high).
+
+  `before` tiles went through the block's rings for its earlier items.
+  """
 
   low: jax.Array
   high: jax.Array
   first_tile: jax.Array
   end_tile: jax.Array
+  before: jax.Array
+
+  @property
+  def tiles(self) -> jax.Array:
+    """How many there are."""
+    return jnp.maximum(self.end_tile - self.first_tile, 0)
+
+  def stage(self, tile: jax.Array, stages: int) -> jax.Array:
+    """Which buffer of a ring holds a tile."""
+    return lax.rem(self.before + tile - self.first_tile, jnp.int32(stages))
 
 
 def swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -50,12 +63,32 @@ def swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
   return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
-def keys_of(attention: Attention, tile: int, start: Any, end: Any, first_query: Any) -> Keys:
-  """The keys in [start, end) that some query at or after `first_query` may see."""
+def over_units(blocks: int, units: jax.Array, run: Callable[[jax.Array, jax.Array], Keys]) -> None:
+  """Runs this block's share of the units (item, head): every `blocks`-th, from its own number on.
+
+  A grid of one block for every possible unit would mostly be blocks without work, and they are not
+  free: each waits until the shared memory of the one before it is given back.
+
+  Args:
+    blocks: of the grid, along the axis "block".
+    units: i32[], how many there are.
+    run: (unit, tiles that went through the rings before) -> the keys of the unit.
+  """
+  block = lax.axis_index("block")
+  mine = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
+  step = lambda i, before: before + run(block + i * blocks, before).tiles
+  lax.fori_loop(jnp.int32(0), mine, step, jnp.int32(0))
+
+
+def keys_of(
+  attention: Attention, tile: int, start: Any, end: Any, first_query: Any, before: Any
+) -> Keys:
+  """The keys in [start, end) that some query at or after `first_query` may see; see `Keys`."""
   low = start
   if attention.window is not None:
     low = jnp.maximum(low, first_query - (attention.window - 1))
-  return Keys(low, end, lax.div(low, jnp.int32(tile)), lax.div(end + (tile - 1), jnp.int32(tile)))
+  first_tile, end_tile = lax.div(low, jnp.int32(tile)), lax.div(end + (tile - 1), jnp.int32(tile))
+  return Keys(low, end, first_tile, end_tile, before)
 
 
 def no_sums(head_dim: int) -> Sums:
@@ -101,12 +134,12 @@ def stream_pages(
     lax.div(keys.high - 1, jnp.int32(size)),
   )
 
-  @pl.loop(jnp.int32(0), keys.end_tile - keys.first_tile)
+  @pl.loop(jnp.int32(0), keys.tiles)
   def _(i: jax.Array) -> None:
-    stage = lax.rem(i, jnp.int32(stages))
+    stage = keys.stage(keys.first_tile + i, stages)
     for pool, ring, arrived, released in zip(pools, rings, loaded, free, strict=True):
 
-      @pl.when(i >= stages)
+      @pl.when(keys.before + i >= stages)
       def _(released: Ref = released) -> None:
         plgpu.barrier_wait(released.at[stage])
 

@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels import compat
 from pallas_kernels.ragged_paged_attention import mosaic_gpu, mosaic_gpu_decode
-from pallas_kernels.ragged_paged_attention.config import Attention, Decode
+from pallas_kernels.ragged_paged_attention.config import BLOCKS, Attention, Chunk, Decode
 from tests.testing.attention import Case
 
 pytestmark = pytest.mark.skipif(
@@ -42,7 +42,7 @@ def _case(batch, kv_heads, group, dim, page_size, dtype):
   )  # fmt: skip
 
 
-def _run(case, chunk_keys, **options):
+def _run(case, chunk_keys, blocks=BLOCKS, **options):
   arguments = case.arguments(128, chunk_keys, capacity=32)
   rounded = jnp.asarray(case.q, case.pool.dtype)
   case.q = np.asarray(rounded, np.float32)
@@ -50,9 +50,20 @@ def _run(case, chunk_keys, **options):
   arguments["q"] = rounded
   arguments["first_page"] = jnp.int32(0)
   out = mosaic_gpu.ragged_paged_attention(
-    **arguments, decode_items=8, interpret=compat.interpreter(), **options
-  )
+    **arguments, decode_items=8, decode=Decode(blocks=blocks), chunk=Chunk(blocks=blocks),
+    interpret=compat.interpreter(), **options,
+  )  # fmt: skip
   return np.asarray(out, np.float64)
+
+
+# Blocks that take several units in turn go through their rings with every phase of the barriers.
+@pytest.mark.parametrize("name", ["splits", "chunks_of_several_tiles", "group_of_3"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_blocks_with_several_units_match_the_oracle(blocks, name):
+  *shape, chunk_keys = CASES[name]
+  case = _case(*shape)
+  out = _run(case, chunk_keys, blocks)
+  np.testing.assert_allclose(out, case.oracle(), atol=TOLERANCE[shape[-1]])
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -67,7 +78,7 @@ def test_kernels_match_the_oracle(name):
 def test_windows_and_caps_match_the_oracle(window, soft_cap):
   case = _case([(1, 300), (70, 190), (1, 20), (3, 0)], 1, 2, 64, 32, "bfloat16")
   case.poison_before(window)
-  out = _run(case, 128, window=window, soft_cap=soft_cap)
+  out = _run(case, 128, blocks=2, window=window, soft_cap=soft_cap)
   np.testing.assert_allclose(out, case.oracle(window, soft_cap), atol=TOLERANCE["bfloat16"])
 
 

@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 KERNELS = pathlib.Path("pallas_kernels/ragged_paged_attention")
 STAGES, DECODE, CHUNK = (f"mosaic_gpu_{part}.py" for part in ("stages", "decode", "chunk"))
 SMALLEST = "test_kernels_match_the_oracle and smallest"
+UNITS = "test_blocks_with_several_units_match_the_oracle and 1-splits"
 WINDOW = "test_windows_and_caps_match_the_oracle and 9-None"
 TIMEOUT = 300
 
@@ -33,8 +34,19 @@ MUTATIONS = {
   "window_by_one": (STAGES, "key > query - attention", "key >= query - attention", WINDOW),
   "page_by_one": (STAGES, "row = page * size", "row = (page + 1) * size", SMALLEST),
   "values_behind_the_end_kept": (STAGES, "first + tile_keys > keys.high", "first < 0", SMALLEST),
-  "decode_does_not_await_keys": (DECODE, "plgpu.barrier_wait(loaded[0].at[stage])", "", SMALLEST),
-  "decode_does_not_await_values": (DECODE, "plgpu.barrier_wait(loaded[1].at[stage])", "", SMALLEST),
+  "decode_does_not_await_keys": (
+    DECODE,
+    "plgpu.barrier_wait(shared.loaded[0].at[stage])",
+    "",
+    SMALLEST,
+  ),
+  "decode_does_not_await_values": (
+    DECODE,
+    "plgpu.barrier_wait(shared.loaded[1].at[stage])",
+    "",
+    SMALLEST,
+  ),
+  "next_unit_forgets_the_ring": (STAGES, "before + run(block", "0 * run(block", UNITS),
   "merge_does_not_weigh": (DECODE, "part * wide(add)", "part", SMALLEST),
   "chunk_does_not_await_keys": (CHUNK, "pl.when(tile < end)", "pl.when(tile < 0)", SMALLEST),
   "chunk_stores_foreign_rows": (CHUNK, "jnp.int32(size)) != 0", "jnp.int32(size)) >= 0", SMALLEST),
