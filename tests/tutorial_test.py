@@ -13,7 +13,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", TUTORIAL, flags=re.DOTALL)
 
 def test_programs_run_in_order():
   names, printed = {"STORE": shared_store()}, []
-  # Shorter than in the text, and with what other tests have compiled: what is tested is that it runs.
+  # Shorter than in the text, and with what other tests have compiled.
   for number, program in enumerate(PROGRAMS):
     program = program.replace("count, long_every = 120, 8", "count, long_every = 30, 8")
     program = program.replace("build(config, *weights)", "build(config, *weights, store=STORE)")
