@@ -45,6 +45,35 @@ def device(name):
   )
 
 
+def profile(path):
+  """A profile that experiments.calibrate wrote; None without a path."""
+  if path is None:
+    return None
+  from jaxserve.engine import profiles  # only here, as above
+
+  return profiles.load(path)
+
+
+def profiled_device(found):
+  """(model, device) of a profile, for the formulas of `jaxserve.cost`."""
+  model_cost, hardware = found.as_hardware()
+  return model_cost, cost_tables.Device(
+    hardware=hardware, memory=math.inf, kinds=(found.device,),
+    achieved="fitted to measured steps by experiments.calibrate",
+  )  # fmt: skip
+
+
+def profile_heading(found):
+  """Two lines: what was measured, and its costs."""
+  c = found.costs
+  return (
+    f"{found.model} in {found.dtype} on {found.device}, by measured costs: a step "
+    f"{1e3 * c.step_s:.3g} ms, weights {1e3 * c.weights_s:.3g} ms,\na token {1e6 * c.token_s:.3g} "
+    f"us, a pair {1e9 * c.pair_s:.3g} ns, a cached token {1e6 * c.kv_s:.3g} us, a decode "
+    f"{1e6 * c.row_s:.3g} us, a row of the head {1e6 * c.head_row_s:.3g} us"
+  )
+
+
 def fits(model_cost, chosen, resident):
   """A warning if weights and KV exceed the device's memory, else ''."""
   weights = cost.weight_bytes(model_cost)

@@ -21,6 +21,11 @@ def collect():
   }
 
 
+def load_average():
+  """Of the last minute; what else the machine was doing while something was measured."""
+  return round(os.getloadavg()[0], 2)
+
+
 def append(main_file, result):
   """Adds one line to results/results.jsonl beside an experiment's main file."""
   path = pathlib.Path(main_file).parent / "results" / "results.jsonl"

@@ -19,7 +19,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SOURCES = (
   "jaxserve/sched", "jaxserve/cache", "jaxserve/types", "jaxserve/sim", "jaxserve/workload",
   "jaxserve/metrics", "jaxserve/cost.py", "jaxserve/cost_tables.py", "jaxserve/config.py",
-  "jaxserve/pytree.py", "experiments/served.py",
+  "jaxserve/cost_profile.py", "jaxserve/pytree.py", "experiments/served.py",
 )  # fmt: skip
 _MADE_BY = ("digest", "commit", "jax", "device", "cores", "date")
 

@@ -47,6 +47,12 @@ _ITL_SLO_CONTEXT = flags.DEFINE_integer(
   "on a CPU, else 2048.",
   lower_bound=0,
 )
+_PROFILE = flags.DEFINE_string(
+  "profile",
+  None,
+  "Step costs that `python -m experiments.calibrate` measured for this model on this machine; used "
+  "by --itl_slo_ms and --policy=slo_aware.",
+)
 _MAX_NUM_SEQS = flags.DEFINE_integer(
   "max_num_seqs", None, "Most requests running at once. Default by device.", lower_bound=1
 )
@@ -208,22 +214,38 @@ def _parse_flags(argv: list[str]) -> list[str]:
     sys.exit(2)
 
 
+def _profile() -> Any:
+  """The profile that --profile names, or None; ValueError if it is none."""
+  if _PROFILE.value is None:
+    return None
+  from jaxserve.engine import profiles
+
+  return profiles.load(_PROFILE.value)
+
+
 def _solve_budget(model: Any, device: Any, load: Any) -> int:
   """The budget that keeps --itl_slo_ms; logs it with the reason. ValueError if there is none."""
   from jaxserve import cost, solve
-  from jaxserve.engine import hardware
+  from jaxserve.engine import hardware, profiles
 
   assert _ITL_SLO_MS.value, "without a target nobody asks"
   width = 2 if _DTYPE.value == "bfloat16" else 4
-  found = hardware.find(device, _DTYPE.value)
+  profile, overhead = _profile(), 0.0
+  if profile is None:
+    costs, found = cost.ModelCost.of(model, width, width), hardware.find(device, _DTYPE.value)
+  else:
+    profiles.check_model(profile, model, _DTYPE.value)
+    costs, found = profile.as_hardware()
+    overhead = profile.overhead_s(load.decoders)
   case = solve.Case(
+    overhead=overhead,
     itl=_ITL_SLO_MS.value / 1e3,
     decoders=load.decoders,
     context=load.context if _ITL_SLO_CONTEXT.value is None else _ITL_SLO_CONTEXT.value,
     max_prefix=load.max_prefix,
     page_size=load.page_size,
   )
-  solution = solve.solve(cost.ModelCost.of(model, width, width), found, case)
+  solution = solve.solve(costs, found, case)
   solve.check_feasible(
     case, solution, "itl_slo_ms", "max_num_seqs, max_model_len or itl_slo_context"
   )
@@ -235,6 +257,29 @@ def _solve_budget(model: Any, device: Any, load: Any) -> int:
   if solution.budget > load.max_budget:
     logging.info("More than a step can use: the budget is %d", load.max_budget)
   return min(solution.budget, load.max_budget)
+
+
+def _policy_args() -> dict[str, float]:
+  """--policy_args; for slo_aware what they leave out is taken from --profile."""
+  given = {
+    key: float(value) for key, _, value in (pair.partition("=") for pair in _POLICY_ARGS.value)
+  }
+  profile = _profile()
+  if profile is None or _POLICY.value != "slo_aware":
+    return given
+  from jaxserve import sched
+
+  default = dict(sched.POLICIES["slo_aware"].defaults)["itl_target_ms"]
+  target = given.pop("itl_target_ms", default)
+  # The policy predicts products and attention; what else a step takes is not its to spend.
+  left = target - 1e3 * profile.overhead_s()
+  if left <= 0:
+    raise ValueError(
+      f"policy_args=itl_target_ms={target:g}: by --profile a step takes {target - left:.1f} ms "
+      "before it computes anything; raise it"
+    )
+  logging.info("slo_aware: %.1f of the target of %g ms are left for products", left, target)
+  return {**profile.step_terms(), **given, "itl_target_ms": left}
 
 
 def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
@@ -260,14 +305,16 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     memory_fraction=_MEMORY.value,
     ordering=_ORDERING.value,
     policy=_POLICY.value,
-    policy_args={
-      key: float(value) for key, _, value in (pair.partition("=") for pair in _POLICY_ARGS.value)
-    },
+    policy_args=_policy_args(),
     other_policies=tuple(_COMPARE.value) if replay else (),
     attention=_ATTENTION.value,
     seed=_SEED.value,
   )
   started = startup.start(startup.StartOptions(**options))
+  if (profile := _profile()) is not None:
+    from jaxserve.engine import profiles
+
+    profiles.check_model(profile, started.checkpoint.config, _DTYPE.value)
   for line in startup.summary(started):
     logging.info("%s", line)
   times = {

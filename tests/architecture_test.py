@@ -27,6 +27,7 @@ PURE_NAMES = (
   "types",
   "cost",
   "cost_tables",
+  "cost_profile",
   "solve",
   "sim",
   "workload",

@@ -9,8 +9,10 @@ import types
 import pytest
 
 from jaxserve import config, main
-from jaxserve.engine import defaults
+from jaxserve.engine import defaults, profiles
+from tests.cost_profile_test import PROFILE
 from tests.testing.caches import cache_dir
+from tests.testing.engines import MODEL
 
 # Small enough to compile in seconds; the bucket table still covers chunked and unchunked.
 SMALL = ("--model=random", "--max_model_len=192", "--max_num_seqs=11", "--kv_cache_tokens=4096")
@@ -145,6 +147,7 @@ def test_the_reference_case_on_a_known_gpu(monkeypatch):
   monkeypatch.setattr(main, "_ITL_SLO_MS", flag(60.0))
   monkeypatch.setattr(main, "_ITL_SLO_CONTEXT", flag(None))
   monkeypatch.setattr(main, "_DTYPE", flag("bfloat16"))
+  monkeypatch.setattr(main, "_PROFILE", flag(None))
   llama = config.ModelConfig(
     vocab_size=128256, hidden_size=4096, intermediate_size=14336,
     num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
@@ -157,6 +160,40 @@ def test_the_reference_case_on_a_known_gpu(monkeypatch):
   assert main._solve_budget(llama, h100, dataclasses.replace(load, max_budget=512)) == 512
   monkeypatch.setattr(main, "_ITL_SLO_CONTEXT", flag(8192))
   assert main._solve_budget(llama, h100, load) == 704
+
+
+def test_a_profile_takes_the_place_of_the_table(monkeypatch, tmp_path):
+  """For the solved budget, and for what slo_aware predicts with."""
+  path = tmp_path / "profile.json"
+  profile = dataclasses.replace(PROFILE, num_params=MODEL.num_params, dtype="float32")
+  profiles.save(path, profile)
+  values = {
+    "_ITL_SLO_MS": 30.0, "_ITL_SLO_CONTEXT": None, "_DTYPE": "float32", "_PROFILE": str(path),
+    "_POLICY": "slo_aware", "_POLICY_ARGS": ["itl_target_ms=30", "min_chunk=8"],
+  }  # fmt: skip
+  for name, value in values.items():
+    monkeypatch.setattr(main, name, types.SimpleNamespace(value=value))
+  load = defaults.Load(decoders=8, context=100, max_prefix=500, page_size=16, max_budget=4096)
+  budget = main._solve_budget(MODEL, None, load)
+  chunk = budget - 8
+  worst = lambda c: 5e-5 * (c + 8) + 4e-9 * c * (500 + c / 2) + 3e-7 * 800 + profile.overhead_s(8)
+  assert worst(chunk) <= 0.03 < worst(chunk + 16)
+  arguments = main._policy_args()
+  assert arguments["token_ms"] == 0.05 and arguments["min_chunk"] == 8
+  assert abs(arguments["itl_target_ms"] - (30 - 1e3 * profile.overhead_s(32))) < 1e-9
+  monkeypatch.setattr(main, "_POLICY_ARGS", types.SimpleNamespace(value=["itl_target_ms=5"]))
+  with pytest.raises(ValueError, match="itl_target_ms=5: by --profile a step takes 11.6 ms"):
+    main._policy_args()
+  monkeypatch.setattr(main, "_POLICY", types.SimpleNamespace(value="vllm_v1"))
+  assert main._policy_args() == {"itl_target_ms": 5}
+  with pytest.raises(ValueError, match="profile: was measured with some"):
+    main._solve_budget(dataclasses.replace(MODEL, num_layers=9), None, load)
+
+
+def test_a_profile_that_cannot_be_read_exits_with_2_before_anything_is_loaded(tmp_path):
+  done = jaxserve("--model=random", f"--profile={tmp_path / 'none.json'}")
+  assert done.returncode == 2 and "none.json: cannot be read" in done.stderr
+  assert "Traceback" not in done.stderr
 
 
 def test_the_budget_is_solved_for_a_target():

@@ -37,6 +37,9 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of arrivals and lengths.")
 
 _MODEL = flags.DEFINE_string("model", "llama3-8b", "A name of the table, or a config.json's path.")
 _DEVICE = flags.DEFINE_string("hardware", "h100", "h100, h200, a100, l40s, b200, or this.")
+_PROFILE = flags.DEFINE_string(
+  "profile", None, "Measured costs of experiments.calibrate, in the place of model and hardware."
+)
 _OVERHEAD = flags.DEFINE_float("overhead_ms", 0.0, "Time of every step besides.", lower_bound=0.0)
 _OVERLAP = flags.DEFINE_bool("overlap", True, "Decide a step before the last one's outputs.")
 _BUCKETS = flags.DEFINE_bool("buckets", True, "Pad steps to the engine's token buckets.")
@@ -114,12 +117,27 @@ class Watch:
     self.seen = submitted
 
 
+def make_step_time():
+  """By the profile if there is one, else by the roofline."""
+  if profile := case.profile(_PROFILE.value):
+    return sim.profiled(profile)
+  hardware = case.device(_DEVICE.value).hardware
+  return sim.roofline(case.model(_MODEL.value), hardware, overhead_s=1e-3 * _OVERHEAD.value)
+
+
+def served():
+  """On what, in words."""
+  profile = case.profile(_PROFILE.value)
+  if profile is None:
+    return f"{_MODEL.value} on one {_DEVICE.value}"
+  return f"{profile.model} on {profile.device}, as measured"
+
+
 def run_policy(policy, load, slo):
   """One row of results for every budget and threshold."""
   budgets, thresholds = ([int(x) for x in flag.value] for flag in (_BUDGET, _THRESHOLD))
   config = make_config(policy, budgets)
-  hardware = case.device(_DEVICE.value).hardware
-  step_time = sim.roofline(case.model(_MODEL.value), hardware, overhead_s=1e-3 * _OVERHEAD.value)
+  step_time = make_step_time()
   buckets = token_buckets(*budgets) if _BUCKETS.value else ()
   options = {"overlap": _OVERLAP.value, "buckets": buckets}
   batch, settings = sim.grid(config, budget=budgets, long_prefill_token_threshold=thresholds)
@@ -160,7 +178,7 @@ def simulate_all():
     rows, speeds = rows + found, [*speeds, speed]
   print(
     f"{len(load)} requests in {load.span_s:.0f} s, {load.num_prompt.sum():,} prompt and "
-    f"{load.num_output.sum():,} output tokens; {_MODEL.value} on one {_DEVICE.value}, "
+    f"{load.num_output.sum():,} output tokens; {served()}, "
     f"{_SEATS.value} seats"
   )
   print(table.render(rows))

@@ -32,11 +32,16 @@ _DECODERS = flags.DEFINE_integer("decoders", 32, "Requests that decode beside th
 _CONTEXT = flags.DEFINE_integer("context", 2048, "Tokens cached by each of them.")
 _MAX_PREFIX = flags.DEFINE_integer("max_prefix", 32768, "Longest prefix that a chunk attends to.")
 _PAGE = flags.DEFINE_integer("page", 64, "Tokens of a KV page; budgets are whole pages.")
+_PROFILE = flags.DEFINE_string(
+  "profile", None, "Measured costs of experiments.calibrate, in the place of model and hardware."
+)
 _OUT = flags.DEFINE_string("out", "runs/solve", "Folder of the plot; '' for none.")
 
 
-def target():
+def target(profile):
+  overhead = 0.0 if profile is None else profile.overhead_s(_DECODERS.value)
   return solve.Case(
+    overhead=overhead,
     itl=case.milliseconds("itl_ms", _ITL_MS.value),
     decoders=_DECODERS.value,
     context=_CONTEXT.value,
@@ -63,7 +68,7 @@ def table(solution):
   return "\n".join(f"{row[0]:14}" + "".join(f"{cell:>14}" for cell in row[1:]) for row in rows)
 
 
-def document(question, solution, device):
+def document(name, question, solution, device):
   """The JSON line. Times in ms but TTFT, which is in seconds."""
 
   def predicted(p):
@@ -75,7 +80,7 @@ def document(question, solution, device):
     return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
   return {
-    "model": _MODEL.value,
+    "model": name,
     "hardware": device.hardware.name,
     "itl_ms": 1e3 * question.itl,
     "budget_gemm_only": solution.gemm_only,
@@ -93,11 +98,16 @@ def document(question, solution, device):
 
 def run(argv):
   case.no_arguments(argv)
-  question, device = target(), case.device(_HARDWARE.value)
-  model = case.model(_MODEL.value, _BYTES.value, _KV_BYTES.value)
+  profile = case.profile(_PROFILE.value)
+  question, name = target(profile), _MODEL.value if profile is None else profile.model
+  if profile is None:
+    model, device = case.model(name, _BYTES.value, _KV_BYTES.value), case.device(_HARDWARE.value)
+  else:
+    model, device = case.profiled_device(profile)
   solution = solve.solve(model, device.hardware, question)
   solve.check_feasible(question, solution, others="decoders, context or max_prefix")
-  print(case.heading(_MODEL.value, model, device))
+  heading = case.heading(name, model, device) if profile is None else case.profile_heading(profile)
+  print(heading)
   if warning := case.fits(model, device, question.resident + question.max_prefix):
     print(warning)
   print(f"\n{solve.reason(question, solution)}")
@@ -109,11 +119,11 @@ def run(argv):
   if _OUT.value:
     path = pathlib.Path(_OUT.value).expanduser() / "itl.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{_MODEL.value} on {device.hardware.name}: {_DECODERS.value} decoding at " \
+    title = f"{name} on {device.hardware.name}: {_DECODERS.value} decoding at " \
             f"{_CONTEXT.value:,} tokens of context"  # fmt: skip
     path.write_text(chart.draw(model, device.hardware, question, solution, title), "utf-8")
     print(f"\nWrote {path}")
-  print(json.dumps(document(question, solution, device)))
+  print(json.dumps(document(name, question, solution, device)))
 
 
 def main(argv):

@@ -19,15 +19,16 @@ be jitted, scanned or vmapped in a loop of your own.
 
 from jaxserve.sim.disaggregate import Disaggregated, Link, disaggregate
 from jaxserve.sim.fleet import Fleet, FleetResult, serve
-from jaxserve.sim.load import StepLoad, StepTime, per_token, roofline
+from jaxserve.sim.load import StepLoad, StepTime, per_token, profiled, roofline
 from jaxserve.sim.result import SimResult
 from jaxserve.sim.run import advance, grid, requests_of, simulate, sweep
 from jaxserve.sim.search import Capacity, attainment, capacity, highest_rate
 from jaxserve.sim.server import Server, SimState, init, running, step
+from jaxserve.sim.tables import Table
 
 __all__ = [
   "Capacity", "Disaggregated", "Fleet", "FleetResult", "Link", "Server", "SimResult", "SimState",
-  "StepLoad", "StepTime", "advance", "attainment", "capacity", "disaggregate", "grid",
-  "highest_rate", "init", "per_token", "requests_of", "roofline", "running", "serve", "simulate",
-  "step", "sweep",
+  "StepLoad", "StepTime", "Table", "advance", "attainment", "capacity", "disaggregate", "grid",
+  "highest_rate", "init", "per_token", "profiled", "requests_of", "roofline", "running", "serve",
+  "simulate", "step", "sweep",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve import cost
+from jaxserve.cost_profile import Profile, StepWork
 from jaxserve.pytree import pytree_dataclass
 
 _LOW_BITS = 10
@@ -94,3 +95,27 @@ def roofline(
 def per_token(seconds: float, overhead_s: float = 0.0) -> StepTime:
   """A step time that is linear in tokens, for tests and lessons: overhead + tokens * seconds."""
   return lambda load: overhead_s + seconds * load.num_tokens.astype(jnp.float32)
+
+
+@functools.cache
+def profiled(profile: Profile) -> StepTime:
+  """Step time by the costs that were measured for one engine on one machine.
+
+  Padding counts: simulate with the engine's token buckets. Rows of the head are padded to the
+  profile's; more rows than it has count as they are.
+  """
+
+  def step_time(load: StepLoad) -> jax.Array:
+    sizes = jnp.asarray(profile.row_buckets, jnp.int32)
+    count = jnp.sum(load.tokens > 0, dtype=jnp.int32)
+    padded = jnp.min(jnp.where(sizes >= count, sizes, jnp.iinfo(jnp.int32).max))
+    padded = jnp.where(count > sizes[-1], count, padded)
+    real = lambda x: x.astype(jnp.float32)
+    work = StepWork(
+      bucket=real(load.bucket), pairs=load.attended, resident=real(load.resident),
+      decodes=real(load.num_decodes),
+      head_rows=real(jnp.where(jnp.any(load.samples), padded, 0)),
+    )  # fmt: skip
+    return jnp.asarray(profile.costs.seconds(work), jnp.float32)
+
+  return step_time

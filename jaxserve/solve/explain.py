@@ -30,13 +30,14 @@ def reason(case: Case, solution: Solution) -> str:
   base, what = (
     (parts.weight_stream, "weights read") if streaming else (parts.compute, "weight products")
   )
+  besides = f", overhead {_MILLI * case.overhead:.1f}" if case.overhead else ""
   return (
     f"A budget of {solution.budget:,} tokens keeps the target of {_MILLI * case.itl:g} ms: its "
     f"most expensive step takes {_MILLI * worst.itl:.1f} ms ({what} {_MILLI * base:.1f}, attention "
     f"to a prefix of {case.max_prefix:,} tokens {_MILLI * parts.attention:.1f}, KV of "
-    f"{case.decoders} requests at {case.context:,} tokens {_MILLI * parts.decoder_kv:.1f}), one "
-    f"page more {_MILLI * solution.at_next_page.itl:.1f}. Binding is {solution.binding_name}: "
-    f"{_BECAUSE[solution.binding_name]}."
+    f"{case.decoders} requests at {case.context:,} tokens {_MILLI * parts.decoder_kv:.1f}"
+    f"{besides}), one page more {_MILLI * solution.at_next_page.itl:.1f}. Binding is "
+    f"{solution.binding_name}: {_BECAUSE[solution.binding_name]}."
   )
 
 

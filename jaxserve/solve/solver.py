@@ -60,6 +60,7 @@ class Case:
     context: tokens cached by each of them.
     max_prefix: longest prefix that a chunk may have to attend to, tokens.
     page_size: tokens a page; budgets are multiples of it.
+    overhead: seconds that every step takes besides products, attention and KV.
 
   Raises:
     ValueError: a field is out of range; the message names it, its value and what is allowed.
@@ -70,10 +71,13 @@ class Case:
   context: Number
   max_prefix: Number
   page_size: int = 1
+  overhead: Number = 0.0
 
   def __post_init__(self) -> None:
     if not _traced(self.itl) and not 0 < self.itl < math.inf:
       raise ValueError(f"itl={self.itl!r}: must be a positive number of seconds")
+    if not _traced(self.overhead) and not 0 <= self.overhead < math.inf:
+      raise ValueError(f"overhead={self.overhead!r}: must be a number of seconds from 0 on")
     for field, least in (("decoders", 1), ("context", 0), ("max_prefix", 1), ("page_size", 1)):
       value = getattr(self, field)
       if not _traced(value) and value < least:
@@ -89,7 +93,8 @@ class Case:
 class Terms:
   """Seconds of the parts of the most expensive full chunk.
 
-  The step takes the larger of `compute` and `weight_stream`, plus the other two.
+  The step takes the larger of `compute` and `weight_stream`, plus the other two, plus the case's
+  `overhead`.
 
   Attributes:
     compute: weight multiplications of the chunk and the decodes.
@@ -217,10 +222,10 @@ def predict(model: ModelCost, hardware: Hardware, case: Case, budget: Number) ->
   advances = budget > rows
   chunk = _where(advances, budget - rows, 1)
   riding = {"rows": rows, "resident": case.resident}
-  alone = cost.decode_seconds(model, hardware, rows, case.context)
+  alone = cost.decode_seconds(model, hardware, rows, case.context) + case.overhead
 
   def step(tokens: Number, prefix: Number) -> Number:
-    return cost.chunk_seconds(model, hardware, tokens, prefix, **riding)
+    return cost.chunk_seconds(model, hardware, tokens, prefix, **riding) + case.overhead
 
   def without_attention(tokens: Number) -> Number:
     return step(tokens, 0) - cost.attention_flops(model, tokens) / hardware.flops
@@ -284,11 +289,11 @@ def solve(model: ModelCost, hardware: Hardware, case: Case) -> Solution:
     the solution; its budget is 0 if no budget meets the target (`explain.check_feasible` raises).
   """
   page = case.page_size
-  decode = cost.decode_seconds(model, hardware, case.decoders, case.context)
+  decode = cost.decode_seconds(model, hardware, case.decoders, case.context) + case.overhead
   least = smallest_budget(case)
   gemm_only = cost.budget_from_itl(model, hardware, case.itl, decode, page)
   budget = cost.worst_chunk_budget(
-    model, hardware, case.itl, case.max_prefix,
+    model, hardware, case.itl - case.overhead, case.max_prefix,
     rows=case.decoders, resident=case.resident, page_size=page,
   )  # fmt: skip
   feasible = budget > 0

@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 from experiments.simulate import table
+from jaxserve.engine import profiles
+from tests.cost_profile_test import PROFILE
 
 
 def simulate(*arguments):
@@ -28,6 +30,19 @@ def test_a_trace_under_two_budgets(tmp_path):
   assert result["results"][0]["steps"] > result["results"][1]["steps"]
   assert "ITL max" in done.stdout and "simulated steps/s" in done.stdout
   assert result["commit"] and result["jax"]
+
+
+def test_measured_costs_in_the_place_of_a_roofline(tmp_path):
+  path = tmp_path / "profile.json"
+  profiles.save(path, PROFILE)
+  done = simulate(
+    "--profile", path, "--requests=9", "--prompt=40", "--output=4", "--budget=64",
+    "--max_num_seqs=8", "--max_model_len=100", "--kv_cache_tokens=1000",
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert "some on this, as measured" in done.stdout
+  (row,) = json.loads(done.stdout.splitlines()[-1])["results"]
+  assert row["p50_itl_ms"] > 1e3 * (PROFILE.costs.step_s + PROFILE.costs.weights_s)
 
 
 def test_mistakes_exit_with_2_and_say_what_to_do(tmp_path):

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from jaxserve.engine import profiles
+from tests.cost_profile_test import PROFILE
+
 REFERENCE = (
   "--model", "llama3-8b", "--hardware", "h100", "--itl_ms", "60", "--decoders", "32",
   "--context", "2048", "--max_prefix", "32768", "--page", "64",
@@ -86,3 +89,18 @@ def test_mistakes_exit_with_2_and_one_clear_message(name):
   assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
   assert all(word in done.stderr for word in words), done.stderr
   assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_profile_takes_the_place_of_model_and_hardware(tmp_path):
+  path = tmp_path / "profile.json"
+  profiles.save(path, PROFILE)
+  load = ("--decoders=8", "--context=100", "--max_prefix=500", "--page=16", "--out=")
+  done = run("--profile", path, "--itl_ms=30", *load)
+  assert done.returncode == 0, done.stderr
+  document = json.loads(done.stdout.splitlines()[-1])
+  assert document["model"] == "some" and document["budget_worst_chunk"] > 0
+  assert document["at_worst_chunk"]["itl_ms"] <= 30 < document["at_next_page"]["itl_ms"]
+  assert "by measured costs: a step 2 ms" in done.stdout and "overhead 4.4" in done.stdout
+  path.write_text("{}")
+  done = run("--profile", path, *load)
+  assert done.returncode == 2 and "profile.json: format: must be" in done.stderr

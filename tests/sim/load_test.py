@@ -1,11 +1,14 @@
 """Step times against the arithmetic of `jaxserve.cost`."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxserve import cost, cost_tables, sim
+from jaxserve.cost_profile import Profile, StepCosts, StepWork
 
 MODEL, H100 = cost.LLAMA3_8B, cost.H100
 
@@ -61,3 +64,30 @@ def test_a_model_counted_in_whole_numbers_traces():
   model = cost_tables.find_model("qwen3-32b")
   found = jax.jit(sim.roofline(model, H100))(load([(2016, 0)]))
   np.testing.assert_allclose(found, cost.chunk_seconds(model, H100, 2016, 0), rtol=1e-5)
+
+
+PROFILE = Profile(
+  model="some", device="this", dtype="bfloat16", num_params=1, row_buckets=(8, 16),
+  costs=StepCosts(
+    step_s=1e-3, token_s=1e-4, weights_s=5e-3, pair_s=1e-8, kv_s=1e-6, row_s=1e-5, head_row_s=1e-4
+  ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [7, 9, 20])
+def test_a_profile_gives_the_measured_time_padding_included(rows):
+  """Of the bucket, and of the head: 8 or 16 rows, or as many as there are."""
+  step_time = jax.jit(sim.profiled(PROFILE))
+  made = load([(33, 100)], [50] * (rows - 1), bucket=64)
+  work = StepWork(
+    bucket=64, pairs=33 * 116.5, resident=50 * (rows - 1), decodes=rows - 1, head_rows=0
+  )  # fmt: skip
+  np.testing.assert_allclose(step_time(made), PROFILE.costs.seconds(work), rtol=1e-5)
+  made = dataclasses.replace(made, samples=jnp.arange(64) < rows)
+  head = {7: 8, 9: 16, 20: 20}[rows]
+  expected = PROFILE.costs.seconds(dataclasses.replace(work, head_rows=head))
+  np.testing.assert_allclose(step_time(made), expected, rtol=1e-5)
+
+
+def test_the_same_profile_is_the_same_step_time():
+  assert sim.profiled(PROFILE) is sim.profiled(dataclasses.replace(PROFILE))

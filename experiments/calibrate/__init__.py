@@ -1,0 +1,1 @@
+"""Step times of the engine, and the cost model that fits them."""

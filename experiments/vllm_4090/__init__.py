@@ -1,0 +1,1 @@
+"""A measured run of vLLM against the simulator."""
