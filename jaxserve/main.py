@@ -10,9 +10,14 @@ JSON document.
   python -m jaxserve.main --mode=generate --prompt="Why is the sky blue?"
 
 answers one prompt.
+
+  python -m jaxserve.main --mode=serve --port 8000
+
+is an OpenAI-compatible server (extra: serve).
 """
 
 import json
+import os
 import pathlib
 import sys
 import time
@@ -24,7 +29,10 @@ _START = time.perf_counter()
 
 FLAGS = flags.FLAGS
 _MODE = flags.DEFINE_enum(
-  "mode", "replay", ["replay", "generate"], "replay: the experiment; generate: answer --prompt."
+  "mode",
+  "replay",
+  ["replay", "generate", "serve"],
+  "replay: the experiment; generate: answer --prompt; serve: an OpenAI-compatible server.",
 )
 _MODEL = flags.DEFINE_string(
   "model",
@@ -101,6 +109,42 @@ _MAX_TOKENS = flags.DEFINE_integer(
 )
 _TEMPERATURE = flags.DEFINE_float(
   "temperature", 0.0, "Of the answer in --mode=generate; 0 = greedy.", lower_bound=0.0
+)
+_HOST = flags.DEFINE_string(
+  "host", "127.0.0.1", "Address to bind in --mode=serve; 0.0.0.0 lets other machines in."
+)
+_PORT = flags.DEFINE_integer(
+  "port", 8000, "Port of --mode=serve; 0 = any free one.", lower_bound=0, upper_bound=65535
+)
+_API_KEY = flags.DEFINE_string(
+  "api_key",
+  None,
+  "Bearer token that clients of --mode=serve must send. Default: the environment variable "
+  "JAXSERVE_API_KEY, which other users of the machine cannot read; without either, none.",
+)
+_SERVED_NAME = flags.DEFINE_string(
+  "served_model_name", None, "What clients call the model. Default: --model, or a path's own name."
+)
+_MAX_QUEUE = flags.DEFINE_integer(
+  "max_queue",
+  256,
+  "Most sequences that wait besides the running ones in --mode=serve; more get a 429.",
+  lower_bound=0,
+)
+_MAX_BODY_MB = flags.DEFINE_float(
+  "max_body_mb", 16.0, "Largest body of a request in --mode=serve.", lower_bound=0.001
+)
+_TIMEOUT_S = flags.DEFINE_float(
+  "request_timeout_s",
+  None,
+  "Most that a request may take in --mode=serve, waiting included. Default: any time.",
+  lower_bound=0.001,
+)
+_METRICS_ALIAS = flags.DEFINE_enum(
+  "metrics_alias", None, ["vllm"], "In --mode=serve, /metrics has the names of that server too."
+)
+_DRAIN_S = flags.DEFINE_float(
+  "drain_s", 30.0, "Time that running requests have after SIGTERM in --mode=serve.", lower_bound=0.0
 )
 _OUT = flags.DEFINE_string("out", None, "Where results go. Default: runs/<time>.")
 _CACHE_DIR = flags.DEFINE_string(
@@ -191,7 +235,7 @@ def main(argv: list[str]) -> int:
   logging.set_verbosity(logging.INFO)
   logging.set_stderrthreshold("info")
   try:
-    return _replay() if _MODE.value == "replay" else _generate()
+    return {"replay": _replay, "generate": _generate, "serve": _serve}[_MODE.value]()
   except (ValueError, NotImplementedError) as error:
     print(f"jaxserve: {error}", file=sys.stderr)
     return 2
@@ -383,6 +427,42 @@ def _generate() -> int:
     "text": answer,
   }
   print(json.dumps(document, separators=(",", ":")))
+  return 0
+
+
+def _serve() -> int:
+  try:
+    from jaxserve import server
+  except ModuleNotFoundError as error:
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "jaxserve"):
+      raise
+    raise ValueError(
+      f"--mode=serve needs the package {package}, which is not installed; run: "
+      f"{sys.executable} -m pip install 'jaxserve[serve]'"
+    ) from None
+  options = server.ServerOptions(
+    host=_HOST.value,
+    port=_PORT.value,
+    api_key=_API_KEY.value or os.environ.get("JAXSERVE_API_KEY") or None,
+    max_queue=_MAX_QUEUE.value,
+    max_body_bytes=int(_MAX_BODY_MB.value * (1 << 20)),
+    vllm_names=_METRICS_ALIAS.value == "vllm",
+    timeout_s=_TIMEOUT_S.value,
+    drain_s=_DRAIN_S.value,
+  )
+  sock = server.listen(options)  # before the long part
+  started, _ = _start(replay=False)
+  started.engine.warm_up(int(started.engine.params.budget))
+  is_path = pathlib.Path(_MODEL.value).expanduser().exists()
+  name = started.checkpoint.name if is_path else _MODEL.value
+  served = server.Served(
+    engine=started.engine,
+    tokenizer=_tokenizer(started),
+    chat_template=started.checkpoint.chat_template,
+    name=_SERVED_NAME.value or name,
+  )
+  server.serve(served, options, sock)
   return 0
 
 

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve import sched
+from jaxserve import sched, server
 from jaxserve.config import CacheConfig, SchedulerConfig
 from jaxserve.engine import Engine, EngineConfig, SamplingParams
 from jaxserve.model import llama, source
 from jaxserve.replay import experiment
 from jaxserve.text.chat import render_chat
 from jaxserve.text.tokenizer import load_tokenizer
+from tests.testing import servers
 from tests.testing.engines import plain_logits, shared_store
 
 pytestmark = [
@@ -127,3 +128,27 @@ def test_checkpoint_facts(checkpoint):
   assert (config.num_layers, config.hidden_size, config.num_heads) == (30, 576, 9)
   assert config.num_params == 134_515_008
   assert json.dumps(dataclasses.asdict(config))
+
+
+def test_a_chat_over_http_is_the_engine_s(engine, checkpoint, tokenizer):
+  message = {"role": "user", "content": "What is the capital of France?"}
+  text = render_chat(checkpoint.chat_template, [message])
+  prompt = tokenizer.encode(text, add_special_tokens=False)
+  (done,) = engine.generate([prompt], SamplingParams(max_tokens=NEW_TOKENS))
+  engine.guard.count = 0
+  served = server.Served(
+    engine=engine, tokenizer=tokenizer, chat_template=checkpoint.chat_template, name="smollm2"
+  )
+  with servers.running(served) as run:
+    body = {"messages": [message], "max_tokens": NEW_TOKENS, "temperature": 0}
+    reply = run.post("/v1/chat/completions", body).json()
+    chunks = run.stream("/v1/chat/completions", body)
+    stopped = run.post("/v1/chat/completions", body | {"stop": ["Paris"]}).json()["choices"][0]
+    servers.eventually(run.is_empty)
+    assert run.metric("retraces") == 0
+  content = reply["choices"][0]["message"]["content"]
+  assert content == tokenizer.decode(done.tokens) and "Paris" in content
+  assert reply["usage"]["prompt_tokens"] == len(prompt)
+  assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == content
+  assert stopped["message"]["content"] == content[: content.index("Paris")]
+  assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", "Paris")

@@ -2,10 +2,14 @@
 
 import dataclasses
 import json
+import re
+import signal
+import socket
 import subprocess
 import sys
 import types
 
+import httpx
 import pytest
 
 from jaxserve import config, main
@@ -62,6 +66,8 @@ BAD_FLAGS = {
   "attention": (
     [*SMALL, "--attention_backend=mosaic_gpu"], ["attention='mosaic_gpu'", "'cpu'", "'auto'"],
   ),
+  "port": (["--mode=serve", "--port=70000"], ["port", "70000"]),
+  "host": (["--mode=serve", "--host=256.0.0.1"], ["host=256.0.0.1", "bound"]),
   "no_prompt": (["--mode=generate"], ["--prompt"]),
   "unknown_flag": (["--bugdet=5"], ["bugdet"]),
   "stray_argument": (["1536"], ["1536"]),
@@ -217,3 +223,48 @@ def test_generate_on_the_random_model():
   assert done.returncode == 0, done.stderr
   document = json.loads(done.stdout.splitlines()[-1])
   assert document["completion_tokens"] == 5 and document["retraces"] == 0
+
+
+def test_a_port_that_is_taken():
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+    done = jaxserve("--mode=serve", f"--port={port}", "--model=random")
+  assert done.returncode == 2 and f"port={port}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_without_the_extra_serve_says_what_to_install():
+  code = "import sys; sys.modules['msgspec'] = None; import jaxserve.main as m; m.run()"
+  command = [sys.executable, "-c", code, "--mode=serve"]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+  assert done.returncode == 2 and "Traceback" not in done.stderr
+  assert "msgspec" in done.stderr and "pip install 'jaxserve[serve]'" in done.stderr
+
+
+def test_serve_until_a_signal():
+  command = [sys.executable, "-m", "jaxserve.main", CACHE, *RUN, "--mode=serve", "--port=0"]
+  server = subprocess.Popen([*command, "--api_key=secret"], stderr=subprocess.PIPE, text=True)
+  try:
+    seen = []
+    for line in server.stderr:
+      seen.append(line)
+      if match := re.search("Serving random on (http://.*)", line):
+        break
+    else:
+      raise AssertionError("".join(seen))
+    key = {"authorization": "Bearer secret"}
+    body = {"prompt": "Hi", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    with httpx.Client(base_url=match[1], headers=key, timeout=60) as client:
+      with client.stream("POST", "/v1/completions", json=body) as reply:
+        assert reply.status_code == 200
+        lines = reply.iter_lines()
+        next(lines)
+        server.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2]
+    assert server.wait(60) == 0
+    log = "".join(seen) + server.stderr.read()
+    assert "SIGTERM" in log and "Traceback" not in log and "secret" not in log
+  finally:
+    server.kill()
+    server.wait()
+    server.stderr.close()

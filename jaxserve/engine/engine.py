@@ -195,6 +195,15 @@ class Engine:
     self._state = jax.device_put(self._empty_states[policy], self._devices.scheduler)
     self.set_params(params)
 
+  def check(self, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
+    """Raises the ValueError with which `submit` would refuse this; any thread may ask."""
+    config, vocab_size = self.config.scheduler, self.config.model.vocab_size
+    sched.check_request(config, self._params, len(prompt), sampling.max_tokens)
+    check_token_ids(prompt, vocab_size)
+    check_token_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    if priority and config.ordering != "priority":
+      raise ValueError(f'priority={priority}: the scheduler orders by arrival; use "priority"')
+
   def submit(
     self, prompt: Sequence[int], sampling: SamplingParams | None = None, *, priority: int = 0
   ) -> int:
@@ -214,11 +223,7 @@ class Engine:
     """
     sampling = sampling or SamplingParams()
     config = self.config.scheduler
-    sched.check_request(config, self._params, len(prompt), sampling.max_tokens)
-    check_token_ids(prompt, self.config.model.vocab_size)
-    check_token_ids(sampling.stop_token_ids, self.config.model.vocab_size)
-    if priority and config.ordering != "priority":
-      raise ValueError(f'priority={priority}: the scheduler orders by arrival; use "priority"')
+    self.check(prompt, sampling, priority)
     limit = sched.request_limit(config, len(prompt), sampling.max_tokens)
     self._state, slot_array = self._table["submit", self.policy](
       self._state, np.int32(len(prompt)), np.int32(limit), np.int32(priority), np.bool_(False)
@@ -443,6 +448,7 @@ class Engine:
         logprob=logprob,
         top_ids=tuple(output.top_ids[row].tolist()),
         top_logits=tuple(output.top_logits[row].tolist()),
+        log_sum=float(output.log_sum[row]),
       )
       events.append((request.slot, event))
     return events, stopped

@@ -70,6 +70,7 @@ class TokenEvent:
     logprob: its log-probability under the unmodified logits.
     top_ids: the most likely tokens at that position.
     top_logits: their logits, falling.
+    log_sum: what turns a logit of that position into a log-probability, by subtraction.
     finish_reason: None while the request goes on.
   """
 
@@ -78,6 +79,7 @@ class TokenEvent:
   logprob: float
   top_ids: tuple[int, ...]
   top_logits: tuple[float, ...]
+  log_sum: float = 0.0
   finish_reason: FinishReason | None = None
 
 
@@ -159,12 +161,12 @@ class Completion:
   finish_reason: FinishReason
 
 
-def check_token_ids(prompt: Sequence[int], vocab_size: int) -> None:
+def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
   """Refuses ids outside the vocabulary; JAX would clamp them silently."""
-  for position, token in enumerate(prompt):
+  for position, token in enumerate(ids):
     if not 0 <= token < vocab_size:
       raise ValueError(
-        f"prompt[{position}]={token}: not a token id; the vocabulary has [0, {vocab_size})"
+        f"{field}[{position}]={token}: not a token id; the vocabulary has [0, {vocab_size})"
       )
 
 

@@ -62,7 +62,7 @@ def sample(logits: jax.Array, options: RowOptions) -> StepOutput:
     options: of B rows.
 
   Returns:
-    The tokens, their log-probabilities under `logits`, and the NUM_TOP largest logits.
+    The tokens, their log-probabilities under `logits`, the NUM_TOP largest logits, and the log-sum.
 
   Cost: greedy rows one pass over the logits; others a few passes over their own row, and 32 more
   per restriction, over NEAR_GROUPS groups or, where the distribution is flat, the whole row.
@@ -81,8 +81,11 @@ def sample(logits: jax.Array, options: RowOptions) -> StepOutput:
     lambda: best,
   )
   chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-  logprobs = chosen - jax.nn.logsumexp(logits, axis=1)
-  return StepOutput(tokens=tokens, logprobs=logprobs, top_ids=top_ids, top_logits=top_logits)
+  log_sum = jax.nn.logsumexp(logits, axis=1)
+  return StepOutput(
+    tokens=tokens, logprobs=chosen - log_sum, top_ids=top_ids, top_logits=top_logits,
+    log_sum=log_sum,
+  )  # fmt: skip
 
 
 def top_k(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

@@ -32,9 +32,11 @@ class StepOutput:
   logprobs: f32[B], its log-probability under the unmodified logits.
   top_ids: i32[B, K], the K most likely tokens.
   top_logits: f32[B, K], their logits, falling.
+  log_sum: f32[B], log of the sum of exp(logits): a logit minus it is a log-probability.
   """
 
   tokens: jax.Array
   logprobs: jax.Array
   top_ids: jax.Array
   top_logits: jax.Array
+  log_sum: jax.Array

@@ -1,0 +1,296 @@
+"""From a request as it came to jobs for the engine; everything that is wrong with it is a 400."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxserve.engine import SamplingParams, clock
+from jaxserve.model.sampling import NUM_TOP
+from jaxserve.server.errors import ApiError, invalid, of_value_error, unsupported
+from jaxserve.server.generation import TextOptions
+from jaxserve.server.protocol import (
+  ChatRequest,
+  CompletionRequest,
+  Message,
+  Sampled,
+  TokenizeRequest,
+)
+from jaxserve.server.service import Job, Served
+from jaxserve.text.chat import render_chat
+
+_MAX_N = 128
+_MAX_STOPS, _MAX_STOP_CHARS = 32, 1024
+_MAX_TEMPERATURE = 2.0
+_COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats go on to their end
+_INT32 = 1 << 31
+
+# Field -> the values that ask for nothing, besides null. Everything else is refused.
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+  "min_tokens": (0,),
+  "logit_bias": ({},),
+  "presence_penalty": (0,),
+  "frequency_penalty": (0,),
+  "repetition_penalty": (1,),
+  "response_format": ({"type": "text"},),
+  "prompt_logprobs": (),
+  "return_token_ids": (False,),
+  "suffix": ("",),
+  "continue_final_message": (False,),
+  "tools": ([],),
+  "tool_choice": ("none", "auto"),
+  "functions": ([],),
+  "function_call": ("none", "auto"),
+  "modalities": (["text"],),
+}
+_TEMPLATE_NAMES = frozenset(
+  ("template", "messages", "add_generation_prompt", "bos_token", "eos_token", "now")
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+  """A request, understood.
+
+  Attributes:
+    jobs: one for each sequence: n for the first prompt, n for the second, ...
+    options: how their tokens become text.
+    num_prompt: tokens of all prompts, each counted once.
+    echoes: for each sequence, the text in front of it.
+    stream: send it piece by piece.
+    include_usage: a stream ends with the usage.
+    continuous_usage: every chunk has it.
+  """
+
+  jobs: tuple[Job, ...]
+  options: TextOptions
+  num_prompt: int
+  echoes: tuple[str, ...]
+  stream: bool
+  include_usage: bool
+  continuous_usage: bool
+
+
+def completion_order(request: CompletionRequest, served: Served) -> Order:
+  """Checks and tokenizes; takes as long as that takes.
+
+  Raises:
+    ApiError: the request cannot be served.
+  """
+  _check_common(request, served)
+  n = _num_choices(request)
+  if request.best_of not in (None, n):
+    raise unsupported("best_of", f"only best_of=n={n} is served, not {request.best_of}")
+  prompts = _prompts(request, served)
+  if request.echo and request.logprobs is not None:
+    raise unsupported("echo", "log-probabilities of the prompt are not served; leave out logprobs")
+  max_tokens = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+  if max_tokens == 0 and request.echo:
+    raise unsupported("max_tokens", "0 is not served: at least one token is generated")
+  sampling = _sampling(request, max_tokens, served)
+  decode = served.tokenizer.decode
+  texts = [decode(prompt, skip_special_tokens=False) if request.echo else "" for prompt in prompts]
+  return _order(request, prompts, sampling, _text_options(request, request.logprobs), n, texts)
+
+
+def chat_order(request: ChatRequest, served: Served) -> Order:
+  """Checks, renders and tokenizes; takes as long as that takes.
+
+  Raises:
+    ApiError: the request cannot be served.
+  """
+  _check_common(request, served)
+  if request.echo:
+    raise unsupported("echo", "not for chats")
+  n = _num_choices(request)
+  num_top = None
+  if request.logprobs:
+    num_top = request.top_logprobs or 0
+  elif request.top_logprobs:
+    raise invalid("top_logprobs", "top_logprobs: needs logprobs=true")
+  add = request.add_generation_prompt is not False
+  prompt = chat_prompt(request.messages, served, add, request.chat_template_kwargs)
+  given = request.max_completion_tokens
+  given = request.max_tokens if given is None else given
+  field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+  sampling = _sampling(request, given, served, field)
+  return _order(request, [prompt], sampling, _text_options(request, num_top), n, [""])
+
+
+def tokenize(request: TokenizeRequest, served: Served) -> list[int]:
+  """The ids of a text or of a conversation."""
+  check_model(request.model, served)
+  if (request.prompt is None) == (request.messages is None):
+    raise invalid("prompt", "give either prompt or messages")
+  if request.messages is not None:
+    add = request.add_generation_prompt is not False
+    return chat_prompt(request.messages, served, add, request.chat_template_kwargs)
+  special = request.add_special_tokens is not False
+  return served.tokenizer.encode(request.prompt or "", add_special_tokens=special)
+
+
+def check_model(model: str | None, served: Served) -> None:
+  """Raises the 404 for a model that is not the one served."""
+  if model is not None and model != served.name:
+    raise ApiError(
+      404, f"the model {model!r} does not exist; {served.name!r} is served", "model_not_found",
+      "model",
+    )  # fmt: skip
+
+
+def special_text(token_id: int | None, served: Served) -> str:
+  """How a special token is spelled; '' for none."""
+  if token_id is None:
+    return ""
+  return served.tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def chat_prompt(
+  messages: Sequence[Message],
+  served: Served,
+  add_generation_prompt: bool,
+  kwargs: Mapping[str, Any] | None,
+) -> list[int]:
+  """The ids of a conversation, as the model's template renders it."""
+  if not messages:
+    raise invalid("messages", "messages: is empty; send at least one message")
+  if taken := _TEMPLATE_NAMES & set(kwargs or ()):
+    name = min(taken)
+    raise invalid("chat_template_kwargs", f"chat_template_kwargs: {name!r} has its own field")
+  eos = served.tokenizer.eos_token_ids
+  try:
+    text = render_chat(
+      served.chat_template,
+      [_plain(message) for message in messages],
+      add_generation_prompt=add_generation_prompt,
+      bos_token=special_text(served.tokenizer.bos_token_id, served),
+      eos_token=special_text(eos[0] if eos else None, served),
+      now=clock.local_now(),
+      **(kwargs or {}),
+    )
+  except ValueError as error:
+    raise invalid("messages", f"messages: {error}") from None
+  return served.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+  content = message.content
+  if content is None and not message.tool_calls:
+    raise invalid("messages", "messages: a message has no content")
+  if isinstance(content, list):
+    content = "".join(part.text for part in content)
+  plain = {"role": message.role, "content": content or ""}
+  for name in ("name", "tool_calls", "tool_call_id"):
+    value = getattr(message, name)
+    if value is not None:
+      plain[name] = value
+  return plain
+
+
+def _check_common(request: Sampled, served: Served) -> None:
+  check_model(request.model, served)
+  for field, harmless in _HARMLESS.items():
+    value = getattr(request, field, None)
+    if value is not None and value not in harmless:
+      raise unsupported(field, f"{value!r} is not served")
+  if request.stream_options is not None and not request.stream:
+    raise invalid("stream_options", "stream_options: only with stream=true")
+  if request.priority is not None and not -_INT32 <= request.priority < _INT32:
+    raise invalid("priority", f"priority={request.priority}: must fit 32 bits")
+
+
+def _num_choices(request: Sampled) -> int:
+  n = 1 if request.n is None else request.n
+  if not 1 <= n <= _MAX_N:
+    raise invalid("n", f"n={n}: must be in [1, {_MAX_N}]")
+  return n
+
+
+def _prompts(request: CompletionRequest, served: Served) -> list[list[int]]:
+  """One list of ids for each prompt, whichever of the four forms they came in."""
+  prompt = request.prompt
+  given = [prompt] if isinstance(prompt, str) else prompt
+  if not given:
+    raise invalid("prompt", "prompt: is empty; send at least one token")
+  kinds = {type(part) for part in given}
+  if len(kinds) > 1:
+    raise invalid("prompt", "prompt: mixes texts, tokens and lists of tokens")
+  if kinds == {int}:
+    return [given]  # type: ignore[list-item]
+  special = request.add_special_tokens is not False
+  encode = served.tokenizer.encode
+  prompts = []
+  for part in given:
+    ids = encode(part, add_special_tokens=special) if isinstance(part, str) else part
+    if not ids:
+      raise invalid("prompt", "prompt: is empty; send at least one token")
+    prompts.append(ids)
+  return prompts  # type: ignore[return-value]
+
+
+def _sampling(
+  request: Sampled, max_tokens: int | None, served: Served, field: str = "max_tokens"
+) -> SamplingParams:
+  if max_tokens is not None and max_tokens < 1:
+    raise invalid(field, f"{field}={max_tokens}: must be at least 1")
+  temperature = 1.0 if request.temperature is None else request.temperature
+  if not 0 <= temperature <= _MAX_TEMPERATURE:
+    raise invalid("temperature", f"temperature={temperature}: must be in [0, {_MAX_TEMPERATURE}]")
+  try:
+    return SamplingParams(
+      max_tokens=max_tokens,
+      temperature=temperature,
+      top_p=1.0 if request.top_p is None else request.top_p,
+      top_k=min(request.top_k or 0, served.engine.config.model.vocab_size),
+      min_p=request.min_p or 0.0,
+      seed=request.seed,
+      stop_token_ids=tuple(request.stop_token_ids or ()),
+      ignore_eos=bool(request.ignore_eos),
+    )
+  except ValueError as error:
+    raise of_value_error(error) from None
+
+
+def _text_options(request: Sampled, num_top: int | None) -> TextOptions:
+  stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+  if "" in stops:
+    raise invalid("stop", "stop: an empty text stops nothing; leave it out")
+  if len(stops) > _MAX_STOPS or any(len(stop) > _MAX_STOP_CHARS for stop in stops):
+    raise invalid(
+      "stop", f"stop: at most {_MAX_STOPS} texts of at most {_MAX_STOP_CHARS} characters"
+    )
+  if num_top is not None and not 0 <= num_top <= NUM_TOP:
+    field = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
+    raise invalid(field, f"{field}={num_top}: must be in [0, {NUM_TOP}]")
+  return TextOptions(
+    stops=stops,
+    include_stop=bool(request.include_stop_str_in_output),
+    skip_special_tokens=request.skip_special_tokens is not False,
+    num_top=num_top,
+  )
+
+
+def _order(
+  request: Sampled,
+  prompts: Sequence[Sequence[int]],
+  sampling: SamplingParams,
+  options: TextOptions,
+  n: int,
+  echoes: Sequence[str],
+) -> Order:
+  jobs = []
+  for prompt in prompts:
+    for index in range(n):
+      seed = None if sampling.seed is None else sampling.seed + index
+      own = dataclasses.replace(sampling, seed=seed)
+      jobs.append(Job(prompt=tuple(prompt), sampling=own, priority=request.priority or 0))
+  stream_options = request.stream_options
+  continuous = bool(stream_options and stream_options.continuous_usage_stats)
+  return Order(
+    jobs=tuple(jobs),
+    options=options,
+    num_prompt=sum(map(len, prompts)),
+    echoes=tuple(text for text in echoes for _ in range(n)),
+    stream=bool(request.stream),
+    include_usage=bool(stream_options and stream_options.include_usage),
+    continuous_usage=continuous,
+  )
