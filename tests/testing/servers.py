@@ -110,6 +110,7 @@ class Running:
 def running(model=None, **options):
   """Runs a server; at the end nothing is left of it."""
   model = model or served()
+  model.engine.guard.count = 0  # what other engines compiled meanwhile is not this one's
   settings = server.ServerOptions(port=0, **options)
   sock = server.listen(settings)
   ready: dict = {}
