@@ -2,6 +2,8 @@
 
 import dataclasses
 
+# Columns of the work list, see `api`.
+ROW, FIRST, COUNT, POSITION, KV_START, KV_END, SPLIT, NUM_SPLITS = range(8)
 ROWS = 64  # of a wgmma tile: the least that a warpgroup multiplies at once
 SHARED_MEMORY = 232448  # bytes that a block can have on Hopper
 # Blocks of a grid: four for each of a Hopper GPU's 132 multiprocessors. So many that the hardware

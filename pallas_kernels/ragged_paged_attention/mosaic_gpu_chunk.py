@@ -17,14 +17,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import compat
 from pallas_kernels.ragged_paged_attention import mosaic_gpu_stages as stages
-from pallas_kernels.ragged_paged_attention.config import ROWS, Attention, Chunk
-from pallas_kernels.ragged_paged_attention.mosaic_gpu_decode import (
+from pallas_kernels.ragged_paged_attention.config import (
   COUNT,
   FIRST,
   KV_END,
   KV_START,
   POSITION,
   ROW,
+  ROWS,
+  Attention,
+  Chunk,
 )
 
 Ref = Any

@@ -17,11 +17,21 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import compat
 from pallas_kernels.ragged_paged_attention import mosaic_gpu_stages as stages
-from pallas_kernels.ragged_paged_attention.config import ROWS, Attention, Decode
+from pallas_kernels.ragged_paged_attention.config import (
+  COUNT,
+  FIRST,
+  KV_END,
+  KV_START,
+  NUM_SPLITS,
+  POSITION,
+  ROW,
+  ROWS,
+  SPLIT,
+  Attention,
+  Decode,
+)
 
 Ref = Any
-# Columns of the work list.
-ROW, FIRST, COUNT, POSITION, KV_START, KV_END, SPLIT, NUM_SPLITS = range(8)
 MERGED_HEADS = 8  # KV heads, or (KV head, query) pairs, of one block of the merge: 8 rows each
 _COMPUTE, _MEMORY = 0, 1
 
