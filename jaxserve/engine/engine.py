@@ -12,45 +12,27 @@ from jaxserve import sched
 from jaxserve.engine import attention, clock, compiler, devices, programs
 from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
+from jaxserve.engine.in_flight import InFlight, scheduled_parts
 from jaxserve.engine.request import (
   Completion,
   FinishReason,
   Listener,
   Request,
   SamplingParams,
-  Scheduled,
   StepEvents,
   TokenEvent,
   check_token_ids,
   completion,
 )
+from jaxserve.engine.sampling_row import MAX_SEED, sampling_row
 from jaxserve.engine.store import ExecutableStore
-from jaxserve.pytree import scalar, unpack
+from jaxserve.pytree import unpack
 from jaxserve.sched import packing
-from jaxserve.types import Decision, SamplingTable, SchedulerParams, StepOutput, cut_plan
-
-_MAX_SEED = 2**32
+from jaxserve.types import SchedulerParams, StepOutput, cut_plan
 
 
 class QueueFullError(RuntimeError):
   """All request slots are taken; try again when some request has finished."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _InFlight:
-  """A dispatched step whose outputs have not been read."""
-
-  step: int
-  bucket: int
-  budget: int
-  decision: jax.Array  # packed
-  requests: tuple[Request, ...]  # by row
-  scheduled: tuple[Scheduled, ...]
-  admitted: tuple[int, ...]
-  preempted: tuple[int, ...]
-  output: StepOutput | None  # None: no row samples
-  done: jax.Array  # ready when the forward pass is
-  dispatched_s: float
 
 
 class Engine:
@@ -80,7 +62,7 @@ class Engine:
     self._decision_like = packing.decision_like(config.scheduler)
     self._requests: dict[int, Request] = {}  # by slot
     self._slots: dict[int, int] = {}  # request id -> slot
-    self._in_flight: collections.deque[_InFlight] = collections.deque()
+    self._in_flight: collections.deque[InFlight] = collections.deque()
     self._unreported: tuple[int, ...] = ()  # preempted by a step that computed nothing
     self._next_id = self._num_steps = 0
     self.set_policy(config.scheduler.policy, params)
@@ -232,7 +214,7 @@ class Engine:
     if slot == config.max_requests:
       raise QueueFullError(f"all {config.max_requests} request slots are taken; try again later")
     if sampling.seed is None:
-      sampling = dataclasses.replace(sampling, seed=int(self._rng.integers(_MAX_SEED)))
+      sampling = dataclasses.replace(sampling, seed=int(self._rng.integers(MAX_SEED)))
     self._upload(slot, prompt, sampling)
     request = self._remember(slot, prompt, sampling)
     if self.listener:
@@ -320,16 +302,9 @@ class Engine:
   def _upload(self, slot: int, prompt: Sequence[int], sampling: SamplingParams) -> None:
     tokens = np.zeros(self.config.scheduler.max_model_len, np.int32)
     tokens[: len(prompt)] = prompt
-    options = SamplingTable(
-      temperature=scalar(sampling.temperature, np.float32),
-      top_k=scalar(max(sampling.top_k, 0), np.int32),
-      top_p=scalar(sampling.top_p, np.float32),
-      min_p=scalar(sampling.min_p, np.float32),
-      seed=scalar((sampling.seed or 0) % _MAX_SEED, np.uint32),
-    )
     model = self._model
     model.token_table, model.sampling = self._table["upload",](
-      model.token_table, model.sampling, np.int32(slot), tokens, options
+      model.token_table, model.sampling, np.int32(slot), tokens, sampling_row(sampling)
     )
 
   def _remember(self, slot: int, prompt: Sequence[int], sampling: SamplingParams) -> Request:
@@ -362,13 +337,13 @@ class Engine:
     done, output = self._run_model(plan, bucket, num_rows, bool(decision.samples.any()))
     requests = tuple(self._requests[slot] for slot in decision.order[:num_rows].tolist())
     self._in_flight.append(
-      _InFlight(
+      InFlight(
         step=self._num_steps,
         bucket=bucket,
         budget=budget,
         decision=packed,
         requests=requests,
-        scheduled=_scheduled(decision, requests),
+        scheduled=scheduled_parts(decision, requests),
         admitted=self._ids(decision.admitted),
         preempted=preempted,
         output=output,
@@ -410,7 +385,7 @@ class Engine:
     jax.block_until_ready(flight.done)
     output = jax.tree.map(np.asarray, flight.output)  # None stays None
     done_s = clock.now()
-    events, stopped = self._take_outputs(flight, output)
+    events, stopped = flight.take_outputs(self._requests, output)
     self._state, finished = self._table["commit", self.policy](
       self._state, flight.decision, self._mask(stopped)
     )
@@ -428,31 +403,6 @@ class Engine:
       outputs=outputs,
     )
 
-  def _take_outputs(
-    self, flight: _InFlight, output: StepOutput | None
-  ) -> tuple[list[tuple[int, TokenEvent]], list[int]]:
-    """New tokens by slot, of requests that are still there, and the slots that they stop."""
-    events: list[tuple[int, TokenEvent]] = []
-    stopped: list[int] = []
-    for row, (request, part) in enumerate(zip(flight.requests, flight.scheduled, strict=True)):
-      if not part.samples or output is None or self._requests.get(request.slot) is not request:
-        continue
-      token, logprob = int(output.tokens[row]), float(output.logprobs[row])
-      request.outputs.append(token)
-      request.logprobs.append(logprob)
-      if token in request.stop_ids:
-        stopped.append(request.slot)
-      event = TokenEvent(
-        request_id=request.id,
-        token=token,
-        logprob=logprob,
-        top_ids=tuple(output.top_ids[row].tolist()),
-        top_logits=tuple(output.top_logits[row].tolist()),
-        log_sum=float(output.log_sum[row]),
-      )
-      events.append((request.slot, event))
-    return events, stopped
-
   def _finish(
     self, event: TokenEvent, slot: int, ended: set[int], stopped: list[int]
   ) -> TokenEvent:
@@ -469,22 +419,6 @@ class Engine:
 
   def _ids(self, mask: jax.Array) -> tuple[int, ...]:
     return tuple(self._requests[slot].id for slot in np.flatnonzero(np.asarray(mask)).tolist())
-
-
-def _scheduled(decision: Decision, requests: Sequence[Request]) -> tuple[Scheduled, ...]:
-  tokens, start, samples = decision.tokens, decision.start, decision.samples
-  new_pages = decision.new_pages
-  return tuple(
-    Scheduled(
-      request_id=request.id,
-      start=int(start[request.slot]),
-      tokens=int(tokens[request.slot]),
-      new_pages=int(new_pages[request.slot]),
-      samples=bool(samples[request.slot]),
-      is_prefill=int(start[request.slot]) < len(request.prompt),
-    )
-    for request in requests
-  )
 
 
 def _check_in_place(table: ExecutableTable, kv_bytes: int) -> None:

@@ -20,6 +20,7 @@ from jaxserve.config import PlanShape, SchedulerConfig
 from jaxserve.engine.config import EngineConfig
 from jaxserve.engine.devices import Devices
 from jaxserve.engine.executables import Key
+from jaxserve.engine.sampling_row import empty_sampling_table
 from jaxserve.model import step as model_step
 from jaxserve.model.kv_cache import KVCache, init_kv
 from jaxserve.pytree import unpack
@@ -48,17 +49,6 @@ class ModelState:
   kv: KVCache
   token_table: jax.Array
   sampling: SamplingTable
-
-
-def empty_sampling_table(max_requests: int) -> SamplingTable:
-  """Greedy rows."""
-  return SamplingTable(
-    temperature=jnp.zeros(max_requests, jnp.float32),
-    top_k=jnp.zeros(max_requests, jnp.int32),
-    top_p=jnp.ones(max_requests, jnp.float32),
-    min_p=jnp.zeros(max_requests, jnp.float32),
-    seed=jnp.zeros(max_requests, jnp.uint32),
-  )
 
 
 def empty_model_state(config: EngineConfig, platform: str) -> ModelState:

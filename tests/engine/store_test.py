@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve import sched
 from jaxserve.engine import SamplingParams, compiler, store
@@ -137,6 +138,7 @@ def test_nothing_is_kept_beside_jaxs_own_cache(kept, tmp_path):
     compile_one(kept, program(factor=3.0))
   finally:
     jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()  # it goes on being used otherwise, whatever the option says
   assert not list((tmp_path / "executables").iterdir())
 
 
