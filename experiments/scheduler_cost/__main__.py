@@ -73,7 +73,7 @@ def packed_calls(config):
     init=lambda: packing.pack_state(sched.init(config)),
     submit=jax.jit(functools.partial(packing.call, sched.submit, config=config), donate_argnums=0),
     schedule=jax.jit(lambda s, p: packing.schedule(s, p, config), donate_argnums=0),
-    commit=jax.jit(lambda s, d, m: packing.commit(s, d, m, config), donate_argnums=0),
+    commit=jax.jit(lambda s, d, m: packing.commit(s, d, m, config=config), donate_argnums=0),
     params=jax.device_put(packing.pack_params(sched.make_params(config))),
   )
 
