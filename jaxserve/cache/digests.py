@@ -52,10 +52,16 @@ def page_digests(tokens: Sequence[int], page_size: int, parent: bytes) -> np.nda
 
 
 class PageChain:
-  """The digests of one request, as its tokens become known."""
+  """The digests of one request, as its tokens become known.
+
+  Attributes:
+    prompt_digests: u32[pages, 4], of the full pages of the prompt.
+    num_pages: digests so far.
+    num_outputs: tokens after the prompt that are in it.
+  """
 
   def __init__(self, prompt: Sequence[int], page_size: int, root: bytes):
-    self.page_size = page_size
+    self.page_size, self.num_outputs = page_size, 0
     self.prompt_digests = page_digests(prompt, page_size, root)
     self.num_pages = len(self.prompt_digests)
     self._parent = self.prompt_digests[-1].tobytes() if self.num_pages else root
@@ -64,9 +70,18 @@ class PageChain:
   def append(self, token: int) -> np.ndarray | None:
     """The digest, u32[4], of the page that this token completes, if it does."""
     self._rest.append(token)
+    self.num_outputs += 1
     if len(self._rest) < self.page_size:
       return None
     digest = page_digests(self._rest, self.page_size, self._parent)[0]
     self._parent, self._rest = digest.tobytes(), []
     self.num_pages += 1
     return digest
+
+  def catch_up(self, outputs: Sequence[int]) -> np.ndarray | None:
+    """Appends the outputs that are not in it yet, up to the next digest, which it returns."""
+    while self.num_outputs < len(outputs):
+      digest = self.append(outputs[self.num_outputs])
+      if digest is not None:
+        return digest
+    return None
