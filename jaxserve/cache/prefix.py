@@ -18,7 +18,7 @@ from jax import lax
 from jaxserve.types import PrefixPool
 
 WAYS, SPREAD = 8, 4  # entries a set of the index; entries a page
-LOOKUP_LANES, PUBLISH_LANES, POP_LANES = 128, 64, 256
+LOOKUP_LANES, PUBLISH_LANES, POP_LANES = 128, 32, 256
 
 
 def create(num_pages: int) -> PrefixPool:
@@ -156,7 +156,7 @@ def publish(
 
   Args:
     pool: not modified.
-    ids: i32[B], distinct; B is small, 64 or so: the cost is quadratic.
+    ids: i32[B], distinct; B is small, 32 or so: the cost is quadratic.
     digests: u32[B, 4].
     count: i32[].
   """

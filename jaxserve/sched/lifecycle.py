@@ -188,7 +188,7 @@ def _insert(state: SchedulerState, slot: jax.Array, priority: jax.Array) -> jax.
 def _finish(state: SchedulerState, requests: jax.Array) -> SchedulerState:
   """Frees the slots and pages of `requests`, bool[Q], and closes the gaps in the queue."""
   num_requests = state.queue.shape[0]
-  state = release_pages(reuse.publish(state), requests)
+  state = release_pages(reuse.publish(state, jnp.any(requests)), requests)
   status = jnp.where(requests, int(Status.FREE), state.status)
   keep = status.at[state.queue].get(mode="fill", fill_value=Status.FREE) != Status.FREE
   lane = jnp.arange(num_requests, dtype=jnp.int32)

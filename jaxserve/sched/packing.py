@@ -117,9 +117,11 @@ def commit(
   return pack_state(new), finished
 
 
-def call(fn: Callable[..., Any], state: PackedState, *args: Any, config: SchedulerConfig) -> Any:
-  """`fn(state, *args)`, which returns a state or a tuple that starts with one, on packed states."""
-  result = fn(unpack_state(state, config), *args)
+def call(
+  fn: Callable[..., Any], state: PackedState, *args: Any, config: SchedulerConfig, **options: Any
+) -> Any:
+  """`fn(state, *args, **options)`, which returns a state or a tuple that starts with one, on packed states."""
+  result = fn(unpack_state(state, config), *args, **options)
   if isinstance(result, SchedulerState):
     return pack_state(result)
   return (pack_state(result[0]), *result[1:])

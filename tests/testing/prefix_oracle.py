@@ -91,7 +91,8 @@ class Cached:
     return slot
 
   def abort(self, slot):
-    self._publish()
+    if any(r.slot == slot for r in self.requests):
+      self._publish()
     super().abort(slot)
 
   def commit(self, step, stopped, digests=None):
@@ -101,7 +102,8 @@ class Cached:
       r.digests += [digests[r.slot]] if digests and r.slot in digests else []
       if r.slot in stopped or r.known - r.in_flight >= r.max_total:
         finished.append(r)
-    self._publish()
+    if finished:
+      self._publish()
     for r in self._sorted(finished):
       self._end(r)
     return [r.slot for r in finished]
