@@ -185,6 +185,7 @@ class Engine:
     self.config = dataclasses.replace(
       self.config, scheduler=self._schedulers[policy], other_policies=kept
     )
+    self._state = jax.device_put(self._empty_states[policy], self._devices.scheduler)
     self.reset_prefix_cache()
     self.set_params(params)
 
@@ -200,9 +201,10 @@ class Engine:
     if not self.is_idle:
       raise RuntimeError(f"{len(self._requests)} requests are being served: reset the cache before")
     self.salt = self.salt if salt is None else salt
-    config = self.config.scheduler
-    self._digests = PageDigests(config, self.salt) if config.prefix_cache else None
-    self._state = jax.device_put(self._empty_states[self.policy], self._devices.scheduler)
+    self._digests = None
+    if self.config.scheduler.prefix_cache:
+      self._digests = PageDigests(self.config.scheduler, self.salt)
+      self._state = jax.device_put(self._empty_states[self.policy], self._devices.scheduler)
 
   def check(self, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
     """Raises the ValueError with which `submit` would refuse this; any thread may ask."""
