@@ -142,6 +142,9 @@ class SchedulerConfig:
       need, and the newcomer's own whole prompt. "gate": the newcomer's whole prompt, checked at
       that moment only (vLLM's `scheduler_reserve_full_isl`). "none": its first chunk.
     policy: a name in `jaxserve.sched.POLICIES`, or a `Policy` of your own.
+    prefix_cache: pages remember what they hold, and newcomers that begin alike share them.
+    recompute_last_page: an aligned prompt that is cached whole computes its last page again, as
+      vLLM does, instead of its last token only.
   """
 
   cache: CacheConfig
@@ -152,6 +155,8 @@ class SchedulerConfig:
   ordering: Ordering = "fcfs"
   reserve: Reserve = "growth"
   policy: Hashable = "vllm_v1"
+  prefix_cache: bool = False
+  recompute_last_page: bool = False
 
   def __post_init__(self) -> None:
     for field in ("max_num_seqs", "max_requests", "max_budget", "max_model_len"):

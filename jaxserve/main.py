@@ -19,6 +19,7 @@ is an OpenAI-compatible server (extra: serve).
 import json
 import os
 import pathlib
+import secrets
 import sys
 import time
 from typing import Any
@@ -101,6 +102,16 @@ _POLICY = flags.DEFINE_string(
 _POLICY_ARGS = flags.DEFINE_list("policy_args", [], "Hyper-parameters of --policy: key=value,...")
 _COMPARE = flags.DEFINE_list(
   "compare", [], "In --mode=replay: policies to run side by side on the same load."
+)
+_PREFIX = flags.DEFINE_bool(
+  "prefix_cache", True, "Requests that begin alike share what is computed of them."
+)
+_SALT_SEED = flags.DEFINE_integer(
+  "cache_salt_seed",
+  None,
+  "Salt of page digests: processes of one seed agree on them. Default: random.",
+  lower_bound=0,
+  upper_bound=2**128 - 1,
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of sampling.", lower_bound=0)
 _PROMPT = flags.DEFINE_string("prompt", None, "What to answer in --mode=generate.")
@@ -353,6 +364,10 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     other_policies=tuple(_COMPARE.value) if replay else (),
     attention=_ATTENTION.value,
     seed=_SEED.value,
+    prefix_cache=_PREFIX.value,
+    cache_salt=(
+      secrets.token_bytes(16) if _SALT_SEED.value is None else _SALT_SEED.value.to_bytes(16, "big")
+    ),
   )
   started = startup.start(startup.StartOptions(**options))
   if (profile := _profile()) is not None:

@@ -1,8 +1,12 @@
-"""A scheduler run by request names: submit, abort, schedule and commit, jitted, on one state."""
+"""A scheduler run by request names: submit, abort, schedule and commit, jitted, on one state.
+
+With a prefix cache, a prompt of which nobody says what it holds shares nothing with any other, nor
+does an output.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +22,8 @@ from jaxserve.types import Decision, SchedulerParams, SchedulerState, Status
 def _schedule(state: SchedulerState, params: SchedulerParams, config: SchedulerConfig) -> Any:
   return sched.schedule(state, params, config)
 
+
+_UNIQUE = 1 << 20  # tokens of prompts that nobody described
 
 _init = jax.jit(sched.init, static_argnames="config")
 _submit = jax.jit(sched.submit)
@@ -85,17 +91,35 @@ class Driver:
     self.admitted: list[str] = []  # running requests in order of admission
     self.decoding: set[str] = set()
     self.outputs: dict[str, int] = {}
+    self.chains: dict[str, cache.PageChain] = {}
+    self.tokens: dict[str, list[int]] = {}  # prompt and outputs
 
   def submit(
-    self, name: str, num_prompt: int, max_total: int, priority: int = 0, await_host: bool = False
-  ) -> None:
+    self, name: str, num_prompt: int, max_total: int, priority: int = 0, await_host: bool = False,
+    prompt: Sequence[int] = (), reads_cache: bool = True,
+  ) -> None:  # fmt: skip
     number = int(self.state.num_submitted)
+    tokens = list(prompt) or [_UNIQUE * (1 + number) + i for i in range(num_prompt)]
     self.state, slot = _submit(
       self.state, np.int32(num_prompt), np.int32(max_total),
       priority=np.int32(priority), await_host=np.bool_(await_host),
+      **self._digests(name, tokens, reads_cache),
     )  # fmt: skip
     assert int(slot) < self.config.max_requests, "the queue of the scenario is too small"
     self.slots[name], self.names[number], self.outputs[name] = int(slot), name, 0
+
+  def _digests(self, name: str, tokens: list[int], reads_cache: bool) -> dict[str, Any]:
+    if not self.config.prefix_cache:
+      return {}
+    chain = cache.PageChain(tokens, self.config.cache.page_size, cache.root_digest(b""))
+    digests = np.zeros((self.config.pages_per_request, 4), np.uint32)
+    digests[: chain.num_pages] = chain.prompt_digests
+    self.chains[name], self.tokens[name] = chain, tokens
+    return {
+      "digests": digests,
+      "num_digests": np.int32(chain.num_pages),
+      "reads_cache": np.bool_(reads_cache),
+    }
 
   def start(self, name: str, out: int) -> None:
     """Turns a request just submitted into a running decoder with `out` outputs."""
@@ -154,10 +178,17 @@ class Driver:
 
   def commit(self, step: Step, stopped: Collection[str] = ()) -> list[str]:
     """Takes note of the outputs of a step; returns the requests that end with it."""
+    digests = np.zeros((self.config.max_requests, 4), np.uint32)
     for name in self.yields(step):
       self.outputs[name] += 1
+      if self.config.prefix_cache:
+        self.tokens[name].append(_UNIQUE // 2 + self.tokens[name][0] + self.outputs[name])
+        digest = self.chains[name].append(self.tokens[name][-1])
+        if digest is not None:
+          digests[self.slots[name]] = digest
     name_of = {slot: name for name, slot in self.slots.items()}
-    self.state, finished = _commit(self.state, step.decision, self._mask(stopped))
+    new = (digests,) if self.config.prefix_cache else ()
+    self.state, finished = _commit(self.state, step.decision, self._mask(stopped), *new)
     names = [name_of[int(q)] for q in np.flatnonzero(np.asarray(finished))]
     self._forget(names)
     return names

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from experiments.vectors import sglang, vllm_cases, vllm_kv, vllm_ops, vllm_steps
+from experiments.vectors import sglang, vllm_cases, vllm_kv, vllm_ops, vllm_steps, vllm_summary
 from experiments.vectors.outcome import Differs, Outcome, Unsupported
 
 Runner = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
@@ -12,6 +12,7 @@ KINDS: dict[str, Runner] = {
   "step_loop": vllm_steps.run,
   "ops": vllm_ops.run,
   "kv_manager": vllm_kv.run,
+  "summary": vllm_summary.run,
 }
 SECTIONS: dict[str, Runner | None] = {
   "config_cases": vllm_cases.run_config,

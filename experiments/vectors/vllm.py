@@ -7,7 +7,7 @@ blocks, as there.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from experiments.vectors import policies
@@ -29,7 +29,7 @@ LACKING_CONFIG = {
   "num_spec_tokens": "speculative drafts",
   "draft_slots_per_request": "speculative drafts",
   "lookahead": "lookahead slots of speculative drafts",
-  "drop_last_hit_block": "prefix cache",
+  "drop_last_hit_block": "hits that leave out a page more, for drafters",
   "kv_connector": "KV connectors",
   "encoder_budget": "encoder inputs",
   "lora": "LoRA",
@@ -136,22 +136,9 @@ def make(c: Mapping[str, Any], num_requests: int) -> tuple[SchedulerConfig, Sche
     max_model_len=c["max_model_len"],
     ordering=c["policy"],
     reserve="gate" if c["reserve_full_prompt"] else "none",
+    prefix_cache=c["prefix_caching"],
+    recompute_last_page=c["prefix_caching"],
   )
-
-
-def refuse_prefix_hits(
-  c: Mapping[str, Any], requests: Sequence[Request], expected: Iterable[Mapping[str, Any]]
-) -> None:
-  """With the prefix cache on, only scenarios in which nothing can hit it are supported."""
-  if not c["prefix_caching"]:
-    return
-  block = c["block_size"]
-  for reader in requests:
-    twins = [r for r in requests if r is not reader and r.fill == reader.fill is not None]
-    if reader.reads_prefix and reader.prompt > block and any(t.prompt >= block for t in twins):
-      raise Unsupported(f"prefix cache: request {reader.id} may hit pages of another one")
-  if any(record.get("resumed") or record.get("preempted") for record in expected):
-    raise Unsupported("prefix cache: a resumed request may hit its own pages")
 
 
 def refuse_unservable(c: Mapping[str, Any], requests: Sequence[Request]) -> None:
@@ -177,7 +164,10 @@ def submit_all(driver: Driver, c: Mapping[str, Any], arrivals: Sequence[Request]
   for r in sorted(arrivals, key=lambda r: (r.time, r.id)) if priority else arrivals:
     limit = sched.request_limit(driver.config, r.prompt, r.max_tokens)
     urgency = r.priority if priority else 0
-    driver.submit(r.id, r.prompt, limit, priority=urgency, await_host=not c["asynch"])
+    driver.submit(
+      r.id, r.prompt, limit, priority=urgency, await_host=not c["asynch"],
+      prompt=() if r.fill is None else [r.fill] * r.prompt, reads_cache=r.reads_prefix,
+    )  # fmt: skip
 
 
 def urgency_ranks(c: Mapping[str, Any], requests: Sequence[Request]) -> list[Request]:

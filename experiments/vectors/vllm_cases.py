@@ -77,8 +77,7 @@ def run_config(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
   `max_num_scheduled_tokens`, where given, is the budget: jaxserve has one limit, not two.
   """
   known_fields(case, CASE, {}, "case")
-  lacking = vllm.LACKING_CONFIG | {"prefix_caching": "prefix cache"}
-  known_fields(case["config"], (*CONFIG, "asynch"), lacking, "config")
+  known_fields(case["config"], (*CONFIG, "asynch", "prefix_caching"), vllm.LACKING_CONFIG, "config")
   c = vllm.DEFAULTS | dict(defaults) | dict(case["config"])
   error = ""
   with _warnings() as warnings:

@@ -16,7 +16,7 @@ OP_FIELDS = {
 }
 LACKING_OPS = {
   "drafts": "speculative drafts",
-  "reset_prefix_cache": "prefix cache",
+  "reset_prefix_cache": "a reset of the prefix cache while requests are served",
   "pause": "paused admission",
   "throttle": "throttled steps of data-parallel balancing",
 }
@@ -42,7 +42,6 @@ def run(scenario: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
   for number, op in enumerate(ops):
     _check_op(number, op)
   requests = [vllm.parse_request(op["request"]) for op in ops if op["op"] == "add"]
-  vllm.refuse_prefix_hits(c, requests, [op.get("expect") or {} for op in ops])
   vllm.refuse_unservable(c, requests)
   runner = _Operations(c, vllm.urgency_ranks(c, requests))
   runner.check_final_fields(scenario.get("final") or {})

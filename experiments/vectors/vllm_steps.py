@@ -20,7 +20,7 @@ LACKING = {
   "scheduled_draft_tokens": "speculative drafts",
   "input_throttle": "throttled steps of data-parallel balancing",
   "input_pause": "paused admission",
-  "input_reset_prefix_cache": "prefix cache",
+  "input_reset_prefix_cache": "a reset of the prefix cache while requests are served",
 }
 SCENARIO = (
   "name", "source", "kind", "note", "config", "requests", "asserted_by_source", "expected",
@@ -60,7 +60,6 @@ def run(scenario: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
   c = vllm.full_config(scenario["config"], defaults)
   steps = expectations(scenario)
   requests = vllm.urgency_ranks(c, [vllm.parse_request(r) for r in scenario["requests"]])
-  vllm.refuse_prefix_hits(c, requests, scenario["expected"])
   vllm.refuse_unservable(c, requests)
   _Loop(c, requests).run(steps)
 

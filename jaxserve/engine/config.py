@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from jaxserve import sched
 from jaxserve.config import (
   DOUBLING_UNTIL,
   ModelConfig,
@@ -101,9 +102,16 @@ class EngineConfig:
 
   @property
   def schedulers(self) -> tuple[SchedulerConfig, ...]:
-    """The scheduler under every policy there may be, the one to start with first."""
+    """The scheduler under every policy there may be, the one to start with first.
+
+    Those that do not go with a prefix cache are without one.
+    """
     others = (p for p in dict.fromkeys(self.other_policies) if p != self.scheduler.policy)
-    return self.scheduler, *(dataclasses.replace(self.scheduler, policy=p) for p in others)
+    return self.scheduler, *map(self._under, others)
+
+  def _under(self, policy: str) -> SchedulerConfig:
+    cached = self.scheduler.prefix_cache and not sched.find_policy(policy).no_prefix_cache
+    return dataclasses.replace(self.scheduler, policy=policy, prefix_cache=cached)
 
   def plan_shape(self, bucket: int) -> PlanShape:
     """Shape of the plans of a token bucket."""

@@ -9,10 +9,12 @@ import numpy as np
 from flax import nnx
 
 from jaxserve import sched
+from jaxserve.cache import PageChain
 from jaxserve.engine import attention, clock, compiler, devices, programs
 from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
 from jaxserve.engine.in_flight import InFlight, scheduled_parts
+from jaxserve.engine.prefix import NO_SALT, PageDigests, PrefixStats
 from jaxserve.engine.request import (
   Completion,
   FinishReason,
@@ -46,8 +48,10 @@ class Engine:
     where: devices.Devices,
     params: SchedulerParams,
     seed: int = 0,
+    salt: bytes = NO_SALT,
   ):
-    self.config, self.seed = config, seed
+    self.config, self.seed, self.salt = config, seed, salt
+    self.prefix_stats = PrefixStats()
     self.listener: Listener | None = None  # told of everything that happens
     self.guard = CompileGuard()
     self._leaves, self._table, self._devices = leaves, table, where
@@ -57,9 +61,12 @@ class Engine:
       shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
       for shapes in config.schedulers
     }
+    self._schedulers = {shapes.policy: shapes for shapes in config.schedulers}
     for shapes in config.schedulers:
       packing.small_like(shapes)  # traces, so before the guard starts
-    self._decision_like = packing.decision_like(config.scheduler)
+    self._decisions_like = {
+      policy: packing.decision_like(shapes) for policy, shapes in self._schedulers.items()
+    }
     self._requests: dict[int, Request] = {}  # by slot
     self._slots: dict[int, int] = {}  # request id -> slot
     self._in_flight: collections.deque[InFlight] = collections.deque()
@@ -78,6 +85,7 @@ class Engine:
     params: SchedulerParams | None = None,
     seed: int = 0,
     store: ExecutableStore | None = None,
+    salt: bytes = NO_SALT,
   ) -> "Engine":
     """Compiles everything the engine will ever run, then seals the table.
 
@@ -88,6 +96,8 @@ class Engine:
       params: scheduler parameters; None: the defaults of `sched.make_params`.
       seed: of the engine; picks the seeds of requests that bring none.
       store: executables of earlier starts.
+      salt: of page digests; random where strangers send requests. Processes of one salt agree on
+        digests.
 
     Raises:
       RuntimeError: if an executable would copy the KV cache instead of updating it in place.
@@ -103,7 +113,7 @@ class Engine:
       store=store,
     )
     params = sched.make_params(config.scheduler) if params is None else params
-    engine = cls(config, leaves, table, where, params, seed)
+    engine = cls(config, leaves, table, where, params, seed, salt)
     _check_in_place(table, engine.kv_bytes)
     return engine
 
@@ -171,11 +181,30 @@ class Engine:
     if policy not in self._empty_states:
       built = ", ".join(map(str, self._empty_states))
       raise ValueError(f"policy={policy!r}: the engine was built for {built}")
-    scheduler = dataclasses.replace(self.config.scheduler, policy=policy)
     kept = tuple(p for p in self._empty_states if p != policy and isinstance(p, str))
-    self.config = dataclasses.replace(self.config, scheduler=scheduler, other_policies=kept)
+    self.config = dataclasses.replace(
+      self.config, scheduler=self._schedulers[policy], other_policies=kept
+    )
     self._state = jax.device_put(self._empty_states[policy], self._devices.scheduler)
+    self.reset_prefix_cache()
     self.set_params(params)
+
+  def reset_prefix_cache(self, salt: bytes | None = None) -> None:
+    """Forgets what pages hold; the engine must be idle.
+
+    Args:
+      salt: of digests from now on; None: the same as before.
+
+    Raises:
+      RuntimeError: requests are being served.
+    """
+    if not self.is_idle:
+      raise RuntimeError(f"{len(self._requests)} requests are being served: reset the cache before")
+    self.salt = self.salt if salt is None else salt
+    self._digests = None
+    if self.config.scheduler.prefix_cache:
+      self._digests = PageDigests(self.config.scheduler, self.salt)
+      self._state = jax.device_put(self._empty_states[self.policy], self._devices.scheduler)
 
   def check(self, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
     """Raises the ValueError with which `submit` would refuse this; any thread may ask."""
@@ -207,16 +236,18 @@ class Engine:
     config = self.config.scheduler
     self.check(prompt, sampling, priority)
     limit = sched.request_limit(config, len(prompt), sampling.max_tokens)
+    chain, reuse = self._digests.of_prompt(prompt, sampling) if self._digests else (None, ())
     self._state, slot_array = self._table["submit", self.policy](
-      self._state, np.int32(len(prompt)), np.int32(limit), np.int32(priority), np.bool_(False)
-    )
+      self._state, np.int32(len(prompt)), np.int32(limit), np.int32(priority), np.bool_(False),
+      *reuse,
+    )  # fmt: skip
     slot = int(slot_array)
     if slot == config.max_requests:
       raise QueueFullError(f"all {config.max_requests} request slots are taken; try again later")
     if sampling.seed is None:
       sampling = dataclasses.replace(sampling, seed=int(self._rng.integers(MAX_SEED)))
     self._upload(slot, prompt, sampling)
-    request = self._remember(slot, prompt, sampling)
+    request = self._remember(slot, prompt, sampling, chain)
     if self.listener:
       self.listener.on_submit(request.id, request.prompt, sampling, priority)
     return request.id
@@ -307,7 +338,9 @@ class Engine:
       model.token_table, model.sampling, np.int32(slot), tokens, sampling_row(sampling)
     )
 
-  def _remember(self, slot: int, prompt: Sequence[int], sampling: SamplingParams) -> Request:
+  def _remember(
+    self, slot: int, prompt: Sequence[int], sampling: SamplingParams, chain: PageChain | None
+  ) -> Request:
     eos = () if sampling.ignore_eos else self.config.eos_token_ids
     request = Request(
       id=self._next_id,
@@ -315,6 +348,7 @@ class Engine:
       prompt=tuple(prompt),
       sampling=sampling,
       stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
+      chain=chain,
     )
     self._next_id += 1
     self._requests[slot] = request
@@ -325,7 +359,7 @@ class Engine:
     """Schedules one step and hands it to the device; False if there was nothing to compute."""
     budget = int(self._params.budget)
     self._state, packed = self._table["schedule", self.policy](self._state, self._placed_params)
-    decision = unpack(np.asarray(packed), self._decision_like)
+    decision = unpack(np.asarray(packed), self._decisions_like[self.policy])
     num_tokens, num_rows = int(decision.num_tokens), int(decision.num_scheduled)
     preempted = self._unreported + self._ids(decision.preempted)
     self._unreported = preempted if num_tokens == 0 else ()
@@ -336,6 +370,9 @@ class Engine:
     dispatched_s = clock.now()
     done, output = self._run_model(plan, bucket, num_rows, bool(decision.samples.any()))
     requests = tuple(self._requests[slot] for slot in decision.order[:num_rows].tolist())
+    scheduled = scheduled_parts(decision, requests)
+    evicted = 0 if decision.evicted is None else int(decision.evicted)
+    self.prefix_stats = self.prefix_stats.plus(scheduled, evicted)
     self._in_flight.append(
       InFlight(
         step=self._num_steps,
@@ -343,11 +380,12 @@ class Engine:
         budget=budget,
         decision=packed,
         requests=requests,
-        scheduled=scheduled_parts(decision, requests),
+        scheduled=scheduled,
         admitted=self._ids(decision.admitted),
         preempted=preempted,
         output=output,
         done=done,
+        evicted=evicted,
         dispatched_s=dispatched_s,
       )
     )
@@ -386,8 +424,10 @@ class Engine:
     output = jax.tree.map(np.asarray, flight.output)  # None stays None
     done_s = clock.now()
     events, stopped = flight.take_outputs(self._requests, output)
+    sampled = [self._requests[slot] for slot, _ in events]
+    digests = (self._digests.of_outputs(sampled),) if self._digests else ()
     self._state, finished = self._table["commit", self.policy](
-      self._state, flight.decision, self._mask(stopped)
+      self._state, flight.decision, self._mask(stopped), *digests
     )
     ended = set(np.flatnonzero(np.asarray(finished)).tolist())
     outputs = tuple(self._finish(event, slot, ended, stopped) for slot, event in events)
@@ -401,6 +441,7 @@ class Engine:
       dispatched_s=flight.dispatched_s,
       done_s=done_s,
       outputs=outputs,
+      evicted=flight.evicted,
     )
 
   def _finish(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -24,6 +25,7 @@ class InFlight:
     preempted: request ids.
     output: None where no row samples.
     done: ready when the forward pass is.
+    evicted: pages whose cached content it took.
     dispatched_s: when it was handed to the device.
   """
 
@@ -37,6 +39,7 @@ class InFlight:
   preempted: tuple[int, ...]
   output: StepOutput | None
   done: jax.Array
+  evicted: int
   dispatched_s: float
 
   def take_outputs(
@@ -66,8 +69,16 @@ class InFlight:
 
 
 def scheduled_parts(decision: Decision, requests: Sequence[Request]) -> tuple[Scheduled, ...]:
-  """What a decision, on the host, grants to each of the requests that it schedules."""
+  """What a decision, on the host, grants to each of the requests that it schedules.
+
+  Notes in the requests that they were admitted, and what they found in the prefix cache.
+  """
   tokens, start, samples = decision.tokens, decision.start, decision.samples
+  for request in requests:
+    if decision.admitted[request.slot]:
+      request.num_admissions += 1
+      if request.num_admissions == 1 and decision.cached is not None:
+        request.cached_tokens = int(decision.cached[request.slot])
   return tuple(
     Scheduled(
       request_id=request.id,
@@ -76,9 +87,20 @@ def scheduled_parts(decision: Decision, requests: Sequence[Request]) -> tuple[Sc
       new_pages=int(decision.new_pages[request.slot]),
       samples=bool(samples[request.slot]),
       is_prefill=int(start[request.slot]) < len(request.prompt),
+      **_admission(decision, request),
     )
     for request in requests
   )
+
+
+def _admission(decision: Decision, request: Request) -> dict[str, Any]:
+  if not decision.admitted[request.slot]:
+    return {}
+  return {
+    "admission": "first" if request.num_admissions == 1 else "again",
+    "cached": 0 if decision.cached is None else int(decision.cached[request.slot]),
+    "known": len(request.prompt) + len(request.outputs),
+  }
 
 
 def _token_event(request_id: int, output: StepOutput, row: int) -> TokenEvent:

@@ -70,8 +70,14 @@ def upload(
   return token_table.at[slot].set(prompt), table
 
 
-def _submit(state: Any, num_prompt: Any, max_total: Any, priority: Any, await_host: Any) -> Any:
-  return sched.submit(state, num_prompt, max_total, priority=priority, await_host=await_host)
+def _submit(
+  state: Any, num_prompt: Any, max_total: Any, priority: Any, await_host: Any, *reuse: Any
+) -> Any:
+  names = ("digests", "num_digests", "reads_cache")
+  return sched.submit(
+    state, num_prompt, max_total, priority=priority, await_host=await_host,
+    **dict(zip(names, reuse, strict=bool(reuse))),
+  )  # fmt: skip
 
 
 def _lay_out(
@@ -109,10 +115,13 @@ def _policy_programs(
     functools.partial(packing.call, fn, config=shapes) for fn in (sched.abort, _submit)
   )
   decision = here(jax.eval_shape(schedule, state, params)[1])
+  chains = np.zeros((shapes.pages_per_request, 4), np.uint32)
+  prefix = here((chains, np.int32(0), np.bool_(False))) if shapes.prefix_cache else ()
+  new = (here(np.zeros((shapes.max_requests, 4), np.uint32)),) if shapes.prefix_cache else ()
   yield Program(key=("schedule", policy), fn=schedule, args=(state, params), donate=(0,))
-  yield Program(key=("commit", policy), fn=commit, args=(state, decision, mask), donate=(0,))
+  yield Program(key=("commit", policy), fn=commit, args=(state, decision, mask, *new), donate=(0,))
   yield Program(key=("abort", policy), fn=abort, args=(state, mask), donate=(0,))
-  arguments = (state, number, number, number, flag)
+  arguments = (state, number, number, number, flag, *prefix)
   yield Program(key=("submit", policy), fn=submit, args=arguments, donate=(0,))
   for tokens in config.layouts:
     lay_out = functools.partial(_lay_out, shape=config.plan_shape(tokens), config=shapes)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+from jaxserve.cache import PageChain
 from jaxserve.types import SchedulerParams
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -28,6 +29,9 @@ class SamplingParams:
     seed: of this request; its text depends on nothing else. None: the engine picks one.
     stop_token_ids: tokens that end the request, besides end of sequence.
     ignore_eos: go on past end of sequence.
+    cache_salt: shares cached pages only with requests of the same salt; None: with those of none.
+    reads_prefix_cache: may use what others computed. Off, all of the prompt is computed, and others
+      can still use it.
   """
 
   max_tokens: int | None = 16
@@ -38,6 +42,8 @@ class SamplingParams:
   seed: int | None = None
   stop_token_ids: tuple[int, ...] = ()
   ignore_eos: bool = False
+  cache_salt: str | None = None
+  reads_prefix_cache: bool = True
 
   def __post_init__(self) -> None:
     t = self.temperature
@@ -58,6 +64,9 @@ class Request:
   stop_ids: frozenset[int]
   outputs: list[int] = dataclasses.field(default_factory=list)
   logprobs: list[float] = dataclasses.field(default_factory=list)
+  chain: PageChain | None = None  # with a prefix cache
+  cached_tokens: int = 0
+  num_admissions: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +96,9 @@ class TokenEvent:
 class Scheduled:
   """What one step computed for one request: `tokens` from position `start` on.
 
-  `new_pages` pages were handed to it for them.
+  `new_pages` pages were handed to it for them. `admission` says whether it entered the running set
+  in this step, and if for the first time; then `cached` of its `known` tokens of prompt and outputs
+  were found in the prefix cache.
   """
 
   request_id: int
@@ -96,6 +107,9 @@ class Scheduled:
   new_pages: int
   samples: bool
   is_prefill: bool
+  admission: Literal["", "first", "again"] = ""
+  cached: int = 0
+  known: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +126,7 @@ class StepEvents:
     dispatched_s: when it was handed to the device.
     done_s: when its outputs were on the host.
     outputs: tokens, in row order.
+    evicted: pages whose cached content was lost to a request of this step.
   """
 
   step: int
@@ -123,6 +138,7 @@ class StepEvents:
   dispatched_s: float
   done_s: float
   outputs: tuple[TokenEvent, ...]
+  evicted: int = 0
 
   @property
   def num_tokens(self) -> int:
@@ -153,12 +169,16 @@ class Listener(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion:
-  """A finished request of `Engine.generate`."""
+  """A finished request of `Engine.generate`.
+
+  `cached_tokens` of the prompt were found in the prefix cache when it was admitted.
+  """
 
   prompt: tuple[int, ...]
   tokens: tuple[int, ...]
   logprobs: tuple[float, ...]
   finish_reason: FinishReason
+  cached_tokens: int = 0
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
@@ -177,6 +197,7 @@ def completion(request: Request, reason: FinishReason) -> Completion:
     tokens=tuple(request.outputs),
     logprobs=tuple(request.logprobs),
     finish_reason=reason,
+    cached_tokens=request.cached_tokens,
   )
 
 

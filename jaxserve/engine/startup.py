@@ -50,6 +50,9 @@ class StartOptions:
     other_policies: policies that the engine may be switched to.
     attention: implementation of attention, see `engine.attention`.
     seed: of the engine.
+    prefix_cache: requests that begin alike share what is computed; off where model or policy do not
+      go with it.
+    cache_salt: of page digests, see `Engine.build`.
   """
 
   model: str
@@ -72,6 +75,8 @@ class StartOptions:
   other_policies: tuple[str, ...] = ()
   attention: Attention = "auto"
   seed: int = 0
+  prefix_cache: bool = True
+  cache_salt: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,7 +129,9 @@ def start(options: StartOptions) -> Started:
     chunked_prefill=options.chunked_prefill,
     policy=options.policy_args,
   )
-  engine = Engine.build(config, graphdef, leaves, params, options.seed, store)
+  engine = Engine.build(
+    config, graphdef, leaves, params, options.seed, store, options.cache_salt
+  )  # fmt: skip
   # What start-up left behind stays; a full collection over it would stall a step by 0.15 s.
   gc.collect()
   gc.freeze()
@@ -169,12 +176,21 @@ def _resolve(options: StartOptions, model: ModelConfig, device: jax.Device) -> S
   )  # fmt: skip
   return dataclasses.replace(
     options,
+    prefix_cache=_may_share(options, model),
     budget=budget,
     max_num_seqs=limits.max_num_seqs,
     max_model_len=max_model_len,
     chunked_prefill=chunked,
     long_prefill_token_threshold=threshold,
   )
+
+
+def _may_share(options: StartOptions, model: ModelConfig) -> bool:
+  """Whether there will be a prefix cache; says why not where one was asked for."""
+  lacks = sched.find_policy(options.policy).no_prefix_cache
+  if options.prefix_cache and lacks:
+    logging.info("Prefix cache off: policy %s, %s", options.policy, lacks)
+  return options.prefix_cache and not lacks and not model.is_encoder_decoder
 
 
 def _engine_config(
@@ -199,6 +215,7 @@ def _engine_config(
       max_model_len=length,
       ordering=options.ordering,
       policy=options.policy,
+      prefix_cache=options.prefix_cache,
     )
     config = EngineConfig(
       model=checkpoint.config,
@@ -271,7 +288,7 @@ def summary(started: Started) -> list[str]:
     f"weights, loaded in {started.load_s:.1f} s",
     f"KV pool: {slots:,} tokens in {config.cache.num_pages:,} pages of {config.cache.page_size} "
     f"({engine.kv_bytes / 1e6:,.0f} MB), {slots / config.max_model_len:.1f} requests of "
-    f"{config.max_model_len:,} tokens",
+    f"{config.max_model_len:,} tokens, prefix cache {'on' if config.prefix_cache else 'off'}",
     f"Buckets: {', '.join(map(str, engine.config.buckets))}",
     f"{len(reports)} executables in {started.compile_s:.1f} s ({cached} from the cache)",
   ]

@@ -38,10 +38,11 @@ class Recorder:
       engine: to listen to.
       model: what `--model` loads the same weights from.
       sink: called with every event, between two steps: it should not take long.
-      salt: hex digits; None: drawn anew.
+      salt: hex digits, of the digests of pages; None: the engine's, or one drawn anew.
     """
     self.engine = engine
-    self.header = make_header(engine, model, salt or secrets.token_hex(_SALT_BYTES))
+    salt = salt or engine.salt.hex() or secrets.token_hex(_SALT_BYTES)
+    self.header = make_header(engine, model, salt)
     self.last_step: StepRecord | None = None
     self._sink = sink
     self._params = self.header.params
@@ -53,7 +54,7 @@ class Recorder:
 
   @contextlib.contextmanager
   def run(self, name: str, policy: str) -> Iterator[None]:
-    """Records what the engine does until the block ends.
+    """Records what the engine does until the block ends, from an empty prefix cache on.
 
     The end line is left out if the engine is not idle by then.
 
@@ -65,6 +66,7 @@ class Recorder:
     if self.engine.listener is not None:
       raise RuntimeError("the engine has a listener already: end its run first")
     self._names, self._ids, self._num_steps = {}, {}, 0
+    self.engine.reset_prefix_cache(bytes.fromhex(self.header.salt))
     self._sink(recording.RunStart(name=name, policy=policy))
     if plain_params(self.engine.params) != self._params:
       self.on_params(self.engine.params)
@@ -161,6 +163,7 @@ class Recorder:
           start=part.start,
           new_pages=part.new_pages,
           samples=part.samples,
+          cached=part.cached,
         )
         for part in events.scheduled
       ),
@@ -169,6 +172,7 @@ class Recorder:
       rows=bucket_for(len(events.scheduled), self.engine.config.rows) if samples else 0,
       outputs=tuple(StepToken(id=names[e.request_id], token=e.token) for e in events.outputs),
       logits=logits_digest(events.outputs),
+      evicted=events.evicted,
     )
 
 

@@ -11,17 +11,16 @@ request that brought none is "r" and its number.
            device      platform ("cpu", "gpu"), kind (the device's name), cores (of the machine)
            model       as `--model` takes it
            config      `engine.EngineConfig`: model, scheduler (its cache has num_pages, and
-                       page_size in tokens), dtype, attention (the implementation that ran),
+                       page_size in tokens; without prefix_cache: off), dtype, attention (the implementation that ran),
                        token_buckets (the bucket table), query_tile, splits (of decodes over work
                        items: capacity, tile and min_keys, the latter two in keys; null: none, as
                        in files that lack it), overlap, eos_token_ids
            seed        of the engine
            params      `types.SchedulerParams` in use when the recording began; watermark in pages;
                        hyper-parameters of the policy as "policy.NAME"
-           salt        hex digits of 128 random bits, for the digests of prefix pages. No digest of
-                       version 1 uses it
-  run      name        for people; a run begins and ends with an idle engine. Params go on from the
-                       run before
+           salt        hex digits of 128 random bits, of the digests of prefix pages
+  run      name        for people; a run begins and ends with an idle engine, and begins with an
+                       empty prefix cache. Params go on from the run before
            policy      of the scheduler
   params   after_step  see below
            params      in use from the next scheduled step on
@@ -42,13 +41,15 @@ request that brought none is "r" and its number.
            requests    who got tokens, in order of service, which is the order of rows: id, tokens,
                        kind ("prefill": a chunk of its prompt; "decode"), start (position of the
                        first of the tokens in the request), new_pages (pages handed out), samples
-                       (the step yields its next token)
+                       (the step yields its next token), cached (tokens that it found in the prefix
+                       cache, in the step that admitted it)
            admitted    ids that entered the running set
            preempted   ids that left it and lost their pages
            outputs     sampled tokens in order of service: id, token. Requests that were gone when
                        the step was read have none
            logits      the first 16 hex digits of the SHA-256 over all outputs of: top_ids (i32),
                        top_logits (f32), logprob (f32), little-endian; null without outputs
+           evicted     pages whose cached content was lost to a request of this step
   finish   id          of the request
            after_step  the step that brought its last token
            reason      "stop" or "length"

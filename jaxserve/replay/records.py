@@ -23,6 +23,7 @@ class StepRequest:
     start: position of the first of these tokens in the request.
     new_pages: pages handed to it in this step.
     samples: the step yields its next output token.
+    cached: tokens that it found in the prefix cache when it was admitted in this step.
   """
 
   id: str
@@ -31,6 +32,7 @@ class StepRequest:
   start: int = 0
   new_pages: int = 0
   samples: bool = False
+  cached: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,7 @@ class StepRecord:
     rows: rows that the head computes, padding included; 0 if no request samples.
     outputs: sampled tokens, in order of service; none of requests that were gone by then.
     logits: digest of what the model said of these outputs; None without any.
+    evicted: pages whose cached content was lost to a request of this step.
   """
 
   step: int
@@ -77,6 +80,7 @@ class StepRecord:
   rows: int = 0
   outputs: Sequence[StepToken] = ()
   logits: str | None = None
+  evicted: int = 0
 
   def tokens_of(self, kind: Kind) -> int:
     """Tokens of one kind."""
@@ -179,7 +183,8 @@ def run_result(run: RunRecord) -> dict[str, Any]:
   Returns:
     name, policy, budget, chunked_prefill, steps; p50, p99 and max of TTFT and ITL such as
     p99_itl_ms; long_prompt_ttft_ms, longest_stall_ms, output_throughput (tokens/s),
-    padding_fraction (of the tokens computed) and preemptions. None where nothing was measured.
+    padding_fraction (of the tokens computed), preemptions, and what the prefix cache did, see
+    `prefix_result`. None where nothing was measured.
   """
   summary = metrics.summarize([r.times for r in run.requests if not r.is_warmup])
   computed = sum(step.bucket for step in run.steps)
@@ -197,5 +202,31 @@ def run_result(run: RunRecord) -> dict[str, Any]:
     "output_throughput": summary["output_throughput"],
     "padding_fraction": sum(s.padding for s in run.steps) / computed if computed else 0.0,
     "preemptions": sum(len(step.preempted) for step in run.steps),
+    **prefix_result(run),
   }
   return {key: round(x, 4) if isinstance(x, float) else x for key, x in result.items()}
+
+
+def prefix_result(run: RunRecord) -> dict[str, Any]:
+  """What the prefix cache did in a run, in tokens, but for evictions, which are pages.
+
+  A request is counted when it is admitted for the first time; prefix_resumed_tokens are what
+  preempted requests found again. The rate is None if no request was admitted.
+  """
+  prompts = {request.id: request.num_prompt for request in run.requests}
+  seen: set[str] = set()
+  queried = hit = resumed = 0
+  for step in run.steps:
+    for part in step.requests:
+      if part.id in step.admitted:
+        again = part.id in seen
+        queried += 0 if again else prompts.get(part.id, 0)
+        hit, resumed = hit + (0 if again else part.cached), resumed + (part.cached if again else 0)
+    seen.update(step.admitted)
+  return {
+    "prefix_queried_tokens": queried,
+    "prefix_hit_tokens": hit,
+    "prefix_hit_rate": hit / queried if queried else None,
+    "prefix_resumed_tokens": resumed,
+    "prefix_evictions": sum(step.evicted for step in run.steps),
+  }

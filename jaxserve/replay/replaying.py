@@ -63,7 +63,8 @@ def build_engine(header: recording.Header, cache_dir: pathlib.Path) -> Engine:
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(config.dtype))
   params = make_params(header.params, config.scheduler)
   try:
-    return Engine.build(config, graphdef, leaves, params, header.seed, store)
+    salt = bytes.fromhex(header.salt)
+    return Engine.build(config, graphdef, leaves, params, header.seed, store, salt)
   except NotImplementedError as error:
     raise RecordingError(f"config.{error}; replay it on a device like the recorded one") from error
 

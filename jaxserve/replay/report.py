@@ -75,6 +75,10 @@ _ROWS: Sequence[tuple[str, str, Callable[[Any], str]]] = (
   ("Steps", "steps", "{:,}".format),
   ("Padding, of tokens computed", "padding_fraction", "{:.1%}".format),
   ("Preemptions", "preemptions", "{:,}".format),
+  ("Prompt tokens found in the prefix cache", "prefix_hit_tokens", "{:,}".format),
+  ("Share of the prompt tokens", "prefix_hit_rate", "{:.1%}".format),
+  ("Found by preempted requests", "prefix_resumed_tokens", "{:,}".format),
+  ("Cached pages evicted", "prefix_evictions", "{:,}".format),
 )
 
 

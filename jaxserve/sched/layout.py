@@ -39,6 +39,11 @@ def lay_out(state: SchedulerState, decision: Decision, shape: PlanShape) -> Step
   column = jnp.arange(shape.pages_per_request, dtype=jnp.int32)
   tables = jnp.where(column[None, :] < pages[:, None], rows(state.block_tables), 0)
   token_rows, positions, slots = _tokens(decision, query_start_loc, start, tables, shape)
+  if state.reuse is not None:
+    # A shared page is not written: the one token of it that is computed again has its KV there.
+    shared = rows(state.reuse.num_shared).at[token_rows].get(mode="fill", fill_value=0)
+    padding = shape.cache.num_slots + jnp.arange(shape.num_tokens, dtype=jnp.int32)
+    slots = jnp.where(positions < shared * shape.cache.page_size, padding, slots)
   is_decode = (tokens == 1) & (start >= rows(state.num_prompt))
   num_work, work = _work_items(tokens, start, is_decode, query_start_loc, shape)
   return StepPlan(

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxserve import cache
 from jaxserve.config import SchedulerConfig
-from jaxserve.sched import policies
+from jaxserve.sched import policies, reuse
 from jaxserve.types import Decision, SchedulerState, Status
 
 
@@ -34,9 +34,10 @@ def init(config: SchedulerConfig) -> SchedulerState:
     num_pages=zeros(),
     block_tables=jnp.zeros((num_requests, config.pages_per_request), jnp.int32),
     num_preemptions=zeros(),
-    pool=cache.create(config.cache.num_pages),
+    pool=(cache.prefix if config.prefix_cache else cache).create(config.cache.num_pages),
     num_submitted=jnp.zeros((), jnp.int32),
-    policy=policies.find(config.policy).rule.init(config),
+    policy=policies.rule_of(config).init(config),
+    reuse=reuse.init(config),
   )
 
 
@@ -47,6 +48,9 @@ def submit(
   *,
   priority: jax.Array | int = 0,
   await_host: jax.Array | bool = False,
+  digests: jax.Array | None = None,
+  num_digests: jax.Array | int = 0,
+  reads_cache: jax.Array | bool = True,
 ) -> tuple[SchedulerState, jax.Array]:
   """Accepts a request into the waiting queue, or refuses it when all Q slots are taken.
 
@@ -57,6 +61,11 @@ def submit(
     priority: i32[], smaller is more urgent; orders the queue if the config says "priority".
       Leave it 0 under FCFS.
     await_host: bool[], never schedule it while one of its outputs is in flight.
+    digests: u32[M, 4], of the prompt's full pages, see `cache.page_digests`; only with a prefix
+      cache, and None then means that nothing of it can be shared.
+    num_digests: i32[], how many they are.
+    reads_cache: bool[], it may hit; whoever wants to see all of its prompt may not. Its own pages
+      can be hit in any case.
 
   Returns:
     (state, slot i32[]); slot == Q and the state unchanged when the queue is full.
@@ -71,6 +80,10 @@ def submit(
   def put(field: jax.Array, value: jax.Array | int | bool) -> jax.Array:
     return field.at[slot].set(jnp.asarray(value, field.dtype), mode="drop")
 
+  known = state.reuse
+  if known is not None:
+    digests = jnp.zeros(known.digests.shape[1:], jnp.uint32) if digests is None else digests
+    known = reuse.enter(known, slot, digests, num_digests, reads_cache)
   return dataclasses.replace(
     state,
     queue=jnp.where(slot < num_requests, _insert(state, slot, priority), state.queue),
@@ -85,6 +98,7 @@ def submit(
     await_host=put(state.await_host, await_host),
     num_pages=put(state.num_pages, 0),
     num_preemptions=put(state.num_preemptions, 0),
+    reuse=known,
     num_submitted=state.num_submitted + (slot < num_requests).astype(jnp.int32),
   ), slot
 
@@ -104,7 +118,10 @@ def abort(state: SchedulerState, requests: jax.Array) -> SchedulerState:
 
 
 def commit(
-  state: SchedulerState, decision: Decision, stopped: jax.Array
+  state: SchedulerState,
+  decision: Decision,
+  stopped: jax.Array,
+  digests: jax.Array | None = None,
 ) -> tuple[SchedulerState, jax.Array]:
   """Takes note of the outputs of a step, possibly while later steps are in flight.
 
@@ -116,6 +133,8 @@ def commit(
     state: not modified.
     decision: of the step; steps are committed in the order in which they were scheduled.
     stopped: bool[Q], the sampled token ends the request; read only where the step sampled.
+    digests: u32[Q, 4], the next digest of each request where the step's output completes a page, 0
+      elsewhere; only with a prefix cache, None: no page.
 
   Returns:
     (state, finished bool[Q]).
@@ -125,21 +144,35 @@ def commit(
   in_flight = state.num_in_flight - live.astype(jnp.int32)
   finished = live & (stopped | (state.num_known - in_flight >= state.max_total))
   state = dataclasses.replace(state, num_in_flight=in_flight)
+  if digests is not None:
+    state = dataclasses.replace(state, reuse=reuse.note_digests(state.reuse, live, digests))
   return _finish(state, finished), finished
 
 
-def release_pages(state: SchedulerState, requests: jax.Array) -> SchedulerState:
-  """Gives back all pages of `requests`, bool[Q]. Cost: O(Q + M) for each of them."""
+def release_pages(
+  state: SchedulerState, requests: jax.Array, last_first: bool = False
+) -> SchedulerState:
+  """Gives back all pages of `requests`, bool[Q]. Cost: O(Q + M) for each of them.
+
+  With a prefix cache the order says what is evicted first: that of the queue, or its reverse.
+  """
+  order = None if state.reuse is None else state.queue[::-1] if last_first else state.queue
 
   def body(carry: tuple) -> tuple:
     left, pool = carry
-    request = jnp.argmax(left)
+    lane = jnp.argmax(left)
+    request = lane if order is None else order[lane]
     pool = cache.release(pool, state.block_tables[request], state.num_pages[request])
-    return left.at[request].set(False), pool
+    return left.at[lane].set(False), pool
 
   left = requests & (state.num_pages > 0)
+  if order is not None:
+    left = left.at[order].get(mode="fill", fill_value=False)
   _, pool = lax.while_loop(lambda carry: jnp.any(carry[0]), body, (left, state.pool))
-  return dataclasses.replace(state, pool=pool, num_pages=jnp.where(requests, 0, state.num_pages))
+  state = dataclasses.replace(state, pool=pool, num_pages=jnp.where(requests, 0, state.num_pages))
+  if state.reuse is None:
+    return state
+  return dataclasses.replace(state, reuse=reuse.forget(state.reuse, requests))
 
 
 def _insert(state: SchedulerState, slot: jax.Array, priority: jax.Array) -> jax.Array:
@@ -155,7 +188,7 @@ def _insert(state: SchedulerState, slot: jax.Array, priority: jax.Array) -> jax.
 def _finish(state: SchedulerState, requests: jax.Array) -> SchedulerState:
   """Frees the slots and pages of `requests`, bool[Q], and closes the gaps in the queue."""
   num_requests = state.queue.shape[0]
-  state = release_pages(state, requests)
+  state = release_pages(reuse.publish(state, jnp.any(requests)), requests)
   status = jnp.where(requests, int(Status.FREE), state.status)
   keep = status.at[state.queue].get(mode="fill", fill_value=Status.FREE) != Status.FREE
   lane = jnp.arange(num_requests, dtype=jnp.int32)

@@ -22,35 +22,47 @@ from jaxserve.types import Decision, SchedulerParams, SchedulerState
 
 @pytree_dataclass
 class PackedState:
-  """A `SchedulerState` in three arrays.
+  """A `SchedulerState` in few arrays: three, or nine with a prefix cache.
 
   numbers: i32[.], every other field end to end.
-  block_tables: i32[Q, M].
-  free_pages: i32[N].
+  large: the block tables, the arrays of the pool, and the digests, by name.
   """
 
   numbers: jax.Array
-  block_tables: jax.Array
-  free_pages: jax.Array
+  large: dict[str, jax.Array]
+
+
+def _large_fields(state: SchedulerState) -> dict[str, Any]:
+  large = {name: x for name, x in vars(state.pool).items() if x.ndim}
+  large["block_tables"] = state.block_tables
+  if state.reuse is not None:
+    large["page_digests"] = state.reuse.digests
+  return large
+
+
+def _with_large(state: SchedulerState, large: dict[str, Any]) -> SchedulerState:
+  names = {field.name for field in dataclasses.fields(state.pool)} & set(large)
+  state = dataclasses.replace(
+    state,
+    block_tables=large["block_tables"],
+    pool=dataclasses.replace(state.pool, **{name: large[name] for name in names}),
+  )
+  if state.reuse is None:
+    return state
+  reuse = dataclasses.replace(state.reuse, digests=large["page_digests"])
+  return dataclasses.replace(state, reuse=reuse)
 
 
 def pack_state(state: SchedulerState) -> PackedState:
   """See `PackedState`."""
-  small = dataclasses.replace(
-    state,
-    block_tables=jnp.zeros(0, jnp.int32),
-    pool=dataclasses.replace(state.pool, free_pages=jnp.zeros(0, jnp.int32)),
-  )
-  return PackedState(
-    numbers=pack(small), block_tables=state.block_tables, free_pages=state.pool.free_pages
-  )
+  large = _large_fields(state)
+  small = _with_large(state, dict.fromkeys(large, jnp.zeros(0, jnp.int32)))
+  return PackedState(numbers=pack(small), large=large)
 
 
 def unpack_state(packed: PackedState, config: SchedulerConfig) -> SchedulerState:
   """The inverse of `pack_state`."""
-  state = small_fields(packed.numbers, config)
-  pool = dataclasses.replace(state.pool, free_pages=packed.free_pages)
-  return dataclasses.replace(state, block_tables=packed.block_tables, pool=pool)
+  return _with_large(small_fields(packed.numbers, config), packed.large)
 
 
 def small_fields(numbers: Any, config: SchedulerConfig) -> SchedulerState:
@@ -63,8 +75,7 @@ def small_like(config: SchedulerConfig) -> SchedulerState:
   """Shapes and dtypes of what `PackedState.numbers` holds; traces once for each config."""
   like = jax.eval_shape(lambda: lifecycle.init(config))
   nothing = jax.ShapeDtypeStruct((0,), jnp.int32)
-  pool = dataclasses.replace(like.pool, free_pages=nothing)
-  return dataclasses.replace(like, block_tables=nothing, pool=pool)
+  return _with_large(like, dict.fromkeys(_large_fields(like), nothing))
 
 
 def decision_like(config: SchedulerConfig) -> Decision:
@@ -97,17 +108,20 @@ def schedule(
 
 
 def commit(
-  state: PackedState, decision: jax.Array, stopped: jax.Array, config: SchedulerConfig
-) -> tuple[PackedState, jax.Array]:
-  """`lifecycle.commit` on packed records."""
+  state: PackedState, decision: jax.Array, stopped: jax.Array, *digests: jax.Array,
+  config: SchedulerConfig,
+) -> tuple[PackedState, jax.Array]:  # fmt: skip
+  """`lifecycle.commit` on packed records; with digests where there is a prefix cache."""
   unpacked = unpack(decision, decision_like(config))
-  new, finished = lifecycle.commit(unpack_state(state, config), unpacked, stopped)
+  new, finished = lifecycle.commit(unpack_state(state, config), unpacked, stopped, *digests)
   return pack_state(new), finished
 
 
-def call(fn: Callable[..., Any], state: PackedState, *args: Any, config: SchedulerConfig) -> Any:
-  """`fn(state, *args)`, which returns a state or a tuple that starts with one, on packed states."""
-  result = fn(unpack_state(state, config), *args)
+def call(
+  fn: Callable[..., Any], state: PackedState, *args: Any, config: SchedulerConfig, **options: Any
+) -> Any:
+  """`fn(state, *args, **options)`, which returns a state or a tuple that starts with one, on packed states."""
+  result = fn(unpack_state(state, config), *args, **options)
   if isinstance(result, SchedulerState):
     return pack_state(result)
   return (pack_state(result[0]), *result[1:])

@@ -8,6 +8,7 @@ where `exceptions` says so.
 from collections.abc import Hashable, Mapping
 
 from jaxserve import cost
+from jaxserve.config import SchedulerConfig
 from jaxserve.sched import sglang_round
 from jaxserve.sched.policy import Policy, Rule, alternate, chain, first_of
 from jaxserve.sched.rules import (
@@ -19,9 +20,10 @@ from jaxserve.sched.rules import (
   prompts,
   running,
   serve,
+  stage_cap,
 )
 from jaxserve.sched.sglang import sglang
-from jaxserve.sched.shaping import keep_under_target, trim_to_bucket
+from jaxserve.sched.shaping import hold_newcomers, keep_under_target, trim_to_bucket
 
 _VLLM_V1 = chain(cap_by_threshold(), serve(running), fit_pages(), admit())
 _DECODES = chain(serve(decodes), fit_pages(evict_when_full=True))
@@ -42,6 +44,7 @@ def _sglang(rule: Rule, formula: str, words: str) -> Policy:
     "admission first",
     defaults=sglang_round.DEFAULTS,
     ranges=sglang_round.RANGES,
+    no_prefix_cache="its round is without radix cache",
     exceptions=_DECODE_WAITS | {"idle_steps"},
   )
 
@@ -66,7 +69,7 @@ POLICIES: Mapping[str, Policy] = {
     "something runs, so that a prompt as large as the pool is served",
   ),
   "sarathi_dynamic": Policy(
-    rule=chain(cap_by_stage(), _DECODES, serve(prompts), admit(pages="prompt")),
+    rule=chain(cap_by_stage(), _DECODES, serve(prompts), admit(pages="prompt", cap=stage_cap)),
     formula="sarathi, with chunks that fall from high to low in equal stages of the prompt",
     source="Sarathi-Serve, dynamic chunk schedule",
     words="does as sarathi, with chunks that shrink as a prompt advances.",
@@ -75,7 +78,8 @@ POLICIES: Mapping[str, Policy] = {
   ),
   "slo_aware": Policy(
     rule=chain(
-      cap_by_threshold(), serve(decodes), keep_under_target(), serve(prompts), fit_pages(), admit()
+      cap_by_threshold(), serve(decodes), keep_under_target(), serve(prompts), fit_pages(), admit(),
+      hold_newcomers(),
     ),
     formula="every decode, then prompts in order as vllm_v1, while max(token_ms n, weights_ms) + "
     "pair_ms (query-key pairs) + kv_ms (resident tokens) <= itl_target_ms; min_chunk where nobody "
@@ -164,3 +168,18 @@ def find(name: Hashable) -> Policy:
   if not isinstance(name, str) or name not in POLICIES:
     raise ValueError(f"policy={name!r}: is unknown; there are {', '.join(POLICIES)}")
   return POLICIES[name]
+
+
+def rule_of(config: SchedulerConfig) -> Rule:
+  """The rule of config.policy.
+
+  Raises:
+    ValueError: the policy is unknown, or does not go with a prefix cache that is on.
+  """
+  policy = find(config.policy)
+  if config.prefix_cache and policy.no_prefix_cache:
+    raise ValueError(
+      f"prefix_cache=True: policy={config.policy} does not go with it ({policy.no_prefix_cache}); "
+      f"turn the prefix cache off or choose another policy"
+    )
+  return policy.rule

@@ -43,6 +43,9 @@ class Draft:
   preempted: bool[Q].
   budget: i32[], tokens left.
   free: i32[], pages left.
+  hits: i32[Q], pages of the admitted that the prefix cache gives them; None without one. Then
+    `computed` and `held` of the admitted are what they have by that.
+  source: i32[Q], the request whose pages they are; Q: the pool's own.
   queue: i32[Q], the queue after this step, where the policy reorders it; None: as it was. Running
     requests must stand in front.
   """
@@ -61,6 +64,8 @@ class Draft:
   preempted: jax.Array
   budget: jax.Array
   free: jax.Array
+  hits: jax.Array | None = None
+  source: jax.Array | None = None
   queue: jax.Array | None = None
 
   @property
@@ -100,6 +105,7 @@ class Policy:
     words: what it does to requests, for somebody new to the matter; goes on from its name.
     deviates: where it differs from its source on purpose.
     defaults: hyper-parameters, the initial `SchedulerParams.policy`; may be swept and vmapped.
+    no_prefix_cache: why the policy cannot be used with `SchedulerConfig.prefix_cache`; "": it can.
     reserves_longest: every request holds the pages of the longest one there may be.
     whole_prompts: a prompt longer than the budget can never be served.
     exceptions: laws that it breaks by design; "decode_waits": a decode may wait for a prefill;
@@ -113,6 +119,7 @@ class Policy:
   words: str = ""
   deviates: str = ""
   defaults: tuple[tuple[str, float], ...] = ()
+  no_prefix_cache: str = ""
   reserves_longest: bool = False
   whole_prompts: bool = False
   exceptions: frozenset[str] = frozenset()
@@ -203,6 +210,8 @@ def begin(context: Context) -> Draft:
     preempted=nobody,
     budget=jnp.asarray(params.budget, jnp.int32),
     free=state.pool.num_free,
+    hits=None if state.reuse is None else nothing,
+    source=None if state.reuse is None else jnp.full_like(request, config.max_requests),
   )
 
 

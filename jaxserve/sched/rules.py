@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.config import SchedulerConfig
+from jaxserve.sched import newcomers, reuse
+from jaxserve.sched.newcomers import Cap
 from jaxserve.sched.policy import Context, Draft, Rule, stateless
 
 Pages = Literal["chunk", "prompt", "limit"]
@@ -61,17 +63,21 @@ def cap_by_stage() -> Rule:
   """
 
   def apply(draft: Draft, context: Context) -> Draft:
-    low, high, stages, max_tokens = (
-      jnp.asarray(context.params.policy[name], jnp.int32)
-      for name in ("low", "high", "stages", "max_tokens")
-    )
-    stage = jnp.clip(draft.computed // ceil_div(max_tokens, stages), 0, stages - 1)
-    size = high - (high - low) * stage // jnp.maximum(stages - 1, 1)
-    unit = jnp.minimum(32, low)
-    cap = jnp.maximum(size // unit * unit, 1)
-    return replace(draft, need=jnp.minimum(draft.need, cap))
+    return replace(draft, need=jnp.minimum(draft.need, stage_cap(draft.computed, context)))
 
   return stateless(apply)
+
+
+def stage_cap(computed: jax.Array, context: Context) -> jax.Array:
+  """The cap of `cap_by_stage` at so many computed tokens, i32 of any shape."""
+  low, high, stages, max_tokens = (
+    jnp.asarray(context.params.policy[name], jnp.int32)
+    for name in ("low", "high", "stages", "max_tokens")
+  )
+  stage = jnp.clip(computed // ceil_div(max_tokens, stages), 0, stages - 1)
+  size = high - (high - low) * stage // jnp.maximum(stages - 1, 1)
+  unit = jnp.minimum(32, low)
+  return jnp.maximum(size // unit * unit, 1)
 
 
 def serve(who: Callable[[Draft], jax.Array]) -> Rule:
@@ -109,6 +115,9 @@ def fit_pages(evict_when_full: bool = False) -> Rule:
     wanted = demand_sum
     if evict_when_full:
       wanted = jax.lax.cummax(jnp.where(served, demand_sum - demand + jnp.maximum(demand, 1), 0))
+    if context.state.reuse is not None:
+      held = reuse.owned(draft, context, held, wanted[-1] > draft.free)
+      held_sum = prefix_sum(held)
     fits = wanted <= draft.free + held_sum[-1] - held_sum
     preempted = draft.running & ~fits
     pages = jnp.where(preempted, 0, demand)
@@ -126,8 +135,12 @@ def fit_pages(evict_when_full: bool = False) -> Rule:
   return stateless(apply)
 
 
-def admit(*, pages: Pages = "chunk", whole: bool = False, only_if_idle: bool = False) -> Rule:
+def admit(
+  *, pages: Pages = "chunk", whole: bool = False, only_if_idle: bool = False, cap: Cap | None = None
+) -> Rule:
   """Admits the longest prefix of the waiting queue that fits; nobody in a step that preempts.
+
+  With a prefix cache it does so one by one, see `newcomers`.
 
   Args:
     pages: what a newcomer is given: pages of its first chunk, of its whole prompt, or of the
@@ -136,10 +149,13 @@ def admit(*, pages: Pages = "chunk", whole: bool = False, only_if_idle: bool = F
     whole: prompts are admitted only into a step that holds them whole, as with
       `chunked_prefill` off.
     only_if_idle: only when nothing runs.
+    cap: most tokens of a step by tokens computed, where what is asked for holds only from 0 on.
   """
 
   def apply(draft: Draft, context: Context) -> Draft:
     params, config = context.params, context.config
+    if context.state.reuse is not None:
+      return newcomers.admit(draft, context, pages, whole, only_if_idle, cap)
     lane = jnp.arange(draft.need.shape[0])
     candidate = draft.waiting & ~draft.idle
     need = jnp.where(candidate, draft.need, 0)

@@ -59,6 +59,26 @@ def keep_under_target() -> Rule:
   return stateless(apply)
 
 
+def hold_newcomers() -> Rule:
+  """Cuts newcomers that the prefix cache lets begin late until the step keeps `itl_target_ms`.
+
+  `keep_under_target` measured them as if they began at 0; a token late in a prompt takes longer.
+  It follows `admit`. Without a prefix cache there is nothing to do.
+  """
+
+  def apply(draft: Draft, context: Context) -> Draft:
+    if context.state.reuse is None:
+      return draft
+    chunk = jnp.where(draft.decoding, 0, draft.tokens)
+    ask = replace(
+      draft, tokens=draft.tokens - chunk, need=chunk, budget=draft.budget + jnp.sum(chunk)
+    )
+    kept = keep_under_target().apply(ask, (), context)[0].need
+    return _cut(draft, jnp.minimum(chunk, kept), context, "chunk")
+
+  return stateless(apply)
+
+
 def _pairs(chunk: jax.Array, prefix: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Twice the query-key pairs of a chunk, c*(2*prefix + c), as (high, low) limbs, i32."""
   keys = 2 * prefix + chunk
@@ -136,19 +156,28 @@ def trim_to_bucket(*, pages: Pages = "chunk", buckets: tuple[int, ...] | None = 
     pays &= (below > total - chunks) & params.chunked_prefill & ~jnp.any(draft.preempted)
     room = jnp.where(pays, below - (total - chunks), chunks)
     kept = jnp.clip(room - (prefix_sum(chunk) - chunk), 0, chunk)
-    tokens = jnp.where(draft.decoding, draft.tokens, kept)
-    admitted = draft.admitted & (tokens > 0)
-    given = jnp.where(draft.admitted & ~admitted, 0, draft.pages)
-    if pages == "chunk":
-      demand = ceil_div(draft.computed + tokens, config.cache.page_size) - draft.held
-      given = jnp.clip(demand, 0, given)
-    return replace(
-      draft,
-      tokens=tokens,
-      pages=given,
-      admitted=admitted,
-      budget=draft.budget + (chunks - jnp.sum(kept)),
-      free=draft.free + jnp.sum(draft.pages - given),
-    )
+    return _cut(draft, kept, context, pages)
 
   return stateless(apply)
+
+
+def _cut(draft: Draft, kept: jax.Array, context: Context, pages: Pages) -> Draft:
+  """The draft with chunks, i32[Q], of which the last were cut; gives back pages and seats.
+
+  Those behind a chunk that was cut have none any more, so nobody misses what a cut one was to
+  compute for others.
+  """
+  tokens = jnp.where(draft.decoding, draft.tokens, kept)
+  admitted = draft.admitted & (tokens > 0)
+  given = jnp.where(draft.admitted & ~admitted, 0, draft.pages)
+  if pages == "chunk":
+    demand = ceil_div(draft.computed + tokens, context.config.cache.page_size) - draft.held
+    given = jnp.clip(demand, 0, given)
+  return replace(
+    draft,
+    tokens=tokens,
+    pages=given,
+    admitted=admitted,
+    budget=draft.budget + jnp.sum(draft.tokens - tokens),
+    free=draft.free + jnp.sum(draft.pages - given),
+  )

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxserve import cache
 from jaxserve.config import SchedulerConfig
-from jaxserve.sched import lifecycle, policies
+from jaxserve.sched import lifecycle, policies, reuse
 from jaxserve.sched.policy import Context, Draft, begin
 from jaxserve.types import Decision, PagePool, SchedulerParams, SchedulerState, Status
 
@@ -33,10 +33,11 @@ def schedule(
   Cost: O(Q + pages handed out), and O(Q + M) for each request preempted.
   Source: vLLM V1 `Scheduler.schedule`.
   """
+  state = reuse.publish(state)
   context = Context(state, params, config)
-  grants, memory = policies.find(config.policy).rule.apply(begin(context), state.policy, context)
-  tokens, pages, admitted, preempted = _by_slot(grants, config)
-  start = jnp.where(preempted, 0, state.num_computed)
+  grants, memory = policies.rule_of(config).apply(begin(context), state.policy, context)
+  tokens, pages, admitted, preempted, cached = _by_slot(grants, config)
+  start = jnp.where(preempted, 0, state.num_computed) + cached
   state = _preempt(state, preempted)
   samples = (tokens > 0) & (start + tokens == state.num_known)
   decision = Decision(
@@ -51,7 +52,10 @@ def schedule(
     samples=samples,
     arrival=state.arrival,
   )
-  state = _hand_out_pages(state, grants, config)
+  if state.reuse is None:
+    state = _hand_out_pages(state, grants, config)
+  else:
+    state, decision = _reuse_pages(state, grants, decision, cached, config)
   state = dataclasses.replace(
     state,
     status=jnp.where(admitted, int(Status.RUNNING), state.status),
@@ -66,15 +70,22 @@ def schedule(
 
 
 def _by_slot(grants: Draft, config: SchedulerConfig) -> tuple[jax.Array, ...]:
-  """Tokens, pages, admitted and preempted, each [Q] by request instead of by order of service."""
+  """Tokens, pages, admitted, preempted, and tokens found in the prefix cache, each [Q].
+
+  By request instead of by order of service.
+  """
   lane = jnp.arange(config.max_requests, dtype=jnp.int32)
   slot = jnp.where(grants.request < config.max_requests, grants.request, config.max_requests + lane)
-  columns = jnp.stack(
-    [grants.tokens, grants.pages, grants.admitted.astype(jnp.int32),
-     grants.preempted.astype(jnp.int32)], axis=-1
-  )  # fmt: skip
-  columns = jnp.zeros_like(columns).at[slot].set(columns, mode="drop", unique_indices=True)
-  return columns[:, 0], columns[:, 1], columns[:, 2] > 0, columns[:, 3] > 0
+  columns = [
+    grants.tokens, grants.pages, grants.admitted.astype(jnp.int32),
+    grants.preempted.astype(jnp.int32),
+  ]  # fmt: skip
+  if grants.hits is not None:
+    columns.append(jnp.where(grants.admitted & (grants.hits > 0), grants.computed, 0))
+  stacked = jnp.stack(columns, axis=-1)
+  stacked = jnp.zeros_like(stacked).at[slot].set(stacked, mode="drop", unique_indices=True)
+  cached = jnp.zeros((), jnp.int32) if grants.hits is None else stacked[:, 4]
+  return stacked[:, 0], stacked[:, 1], stacked[:, 2] > 0, stacked[:, 3] > 0, cached
 
 
 def _order(grants: Draft, config: SchedulerConfig) -> jax.Array:
@@ -88,13 +99,28 @@ def _order(grants: Draft, config: SchedulerConfig) -> jax.Array:
 
 def _preempt(state: SchedulerState, preempted: jax.Array) -> SchedulerState:
   """Victims lose pages and progress, keep their outputs, and wait again at their place."""
-  state = lifecycle.release_pages(state, preempted)
+  state = lifecycle.release_pages(state, preempted, last_first=True)
   return dataclasses.replace(
     state,
     status=jnp.where(preempted, int(Status.WAITING), state.status),
     num_computed=jnp.where(preempted, 0, state.num_computed),
     num_preemptions=state.num_preemptions + preempted.astype(jnp.int32),
   )
+
+
+def _reuse_pages(
+  state: SchedulerState, grants: Draft, decision: Decision, cached: jax.Array,
+  config: SchedulerConfig,
+) -> tuple[SchedulerState, Decision]:  # fmt: skip
+  """`_hand_out_pages` with a prefix cache: hits first, so that no page of theirs is evicted."""
+  before = state.pool.num_evicted
+  state = _hand_out_pages(reuse.take_hits(state, grants), grants, config)
+  state = reuse.share_pages(state, grants)
+  full = (decision.start + decision.tokens) // config.cache.page_size
+  full = jnp.where(decision.tokens > 0, full, state.reuse.num_full)
+  state = dataclasses.replace(state, reuse=dataclasses.replace(state.reuse, num_full=full))
+  evicted = state.pool.num_evicted - before
+  return state, dataclasses.replace(decision, cached=cached, evicted=evicted)
 
 
 def _hand_out_pages(

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jaxserve.pytree import pytree_dataclass
+from jaxserve.types.reuse import PrefixPool, Reuse
 
 
 class Status(enum.IntEnum):
@@ -70,8 +71,9 @@ class SchedulerState:
   num_pages: i32[Q], pages held.
   block_tables: i32[Q, M], their ids, in order of position; meaningless from num_pages on.
   num_preemptions: i32[Q], since submit.
-  pool: PagePool.
+  pool: PagePool, or PrefixPool with `SchedulerConfig.prefix_cache`.
   num_submitted: i32[], the next submit number.
+  reuse: Reuse, None without `SchedulerConfig.prefix_cache`.
   policy: what the policy remembers from step to step, a pytree; empty for most.
   """
 
@@ -88,9 +90,10 @@ class SchedulerState:
   num_pages: jax.Array
   block_tables: jax.Array
   num_preemptions: jax.Array
-  pool: PagePool
+  pool: PagePool | PrefixPool
   num_submitted: jax.Array
   policy: Any
+  reuse: Reuse | None = None
 
 
 @pytree_dataclass
@@ -107,6 +110,8 @@ class Decision:
   preempted: bool[Q], left it, pages freed, to be replayed.
   samples: bool[Q], reaches its last known token, so the step yields its next one.
   arrival: i32[Q], submit numbers when the step was decided.
+  cached: i32[Q], tokens of the admitted that were found in the prefix cache; None without one.
+  evicted: i32[], pages whose content was lost in this step; None without a prefix cache.
   """
 
   order: jax.Array
@@ -119,3 +124,5 @@ class Decision:
   preempted: jax.Array
   samples: jax.Array
   arrival: jax.Array
+  cached: jax.Array | None = None
+  evicted: jax.Array | None = None

@@ -16,7 +16,7 @@ CONFIG = small_config(reserve="none")
 def test_a_packed_life_equals_a_plain_one():
   schedule, submit, _, commit = compiled(CONFIG)
   packed_schedule = jax.jit(lambda s, p: packing.schedule(s, p, CONFIG))
-  packed_commit = jax.jit(lambda s, d, m: packing.commit(s, d, m, CONFIG))
+  packed_commit = jax.jit(lambda s, d, m: packing.commit(s, d, m, config=CONFIG))
   params = sched.make_params(CONFIG, budget=11)
   state, like = sched.init(CONFIG), packing.decision_like(CONFIG)
   for prompt, total in ((7, 19), (9, 31), (3, 28), (12, 23)):

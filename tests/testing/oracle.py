@@ -109,8 +109,26 @@ class Oracle:
     return sorted(requests, key=lambda r: (r.priority if by_priority else 0, r.arrival))
 
   def _end(self, r):
-    self.free += r.pages
+    self._release(r)
     self.requests.remove(r)
+
+  def _evict(self, victim, step):
+    self._release(victim)
+    victim.computed = 0
+    victim.running = False
+    victim.preemptions += 1
+    step.preempted.append(victim.slot)
+
+  def _release(self, r):
+    self.free += r.pages
+    r.pages = 0
+
+  def _begin(self, r, step):
+    """What a newcomer finds in a prefix cache: pages of it that nobody holds. Here: nothing."""
+    return 0
+
+  def _turn_away(self, r):
+    """Undoes `_begin`."""
 
   def _idle(self, r):
     return r.known >= r.max_total or (r.await_host and r.in_flight > 0)
@@ -135,12 +153,7 @@ class Oracle:
         continue
       demand = max(self._pages_for(r.computed + tokens) - r.pages, 0)
       while demand > self.free and r in running:
-        victim = running.pop()
-        self.free += victim.pages
-        victim.pages = victim.computed = 0
-        victim.running = False
-        victim.preemptions += 1
-        step.preempted.append(victim.slot)
+        self._evict(running.pop(), step)
       if r not in running:
         break
       self._take(r, tokens, demand, step, served)
@@ -157,14 +170,17 @@ class Oracle:
     for r in self.waiting():
       if self._idle(r):
         continue
+      unheld = self._begin(r, step)
       ask = self._ask(r, params)
       tokens = min(ask, left)
       if seats >= params.max_num_seqs or tokens == 0 or (not params.chunked and tokens < ask):
-        break
-      demand, whole = self._pages_for(tokens), self._pages_for(r.known)
+        return self._turn_away(r)
+      demand = self._pages_for(r.computed + tokens) - r.pages
+      whole = self._pages_for(r.known) - r.pages
       wanted = {"growth": promised + whole, "gate": whole, "none": demand}[self.config.reserve]
-      if wanted + (params.watermark_pages if seats else 0) > self.free:
-        break
+      if wanted + unheld + (params.watermark_pages if seats else 0) > self.free:
+        return self._turn_away(r)
+      self.free -= unheld
       self._take(r, tokens, demand, step, served)
       r.running = True
       step.admitted.append(r.slot)

@@ -38,12 +38,7 @@ class LoopOracle(Oracle):
       if not tokens:
         continue
       while evict and self.free == 0 and r in running:
-        victim = running.pop()
-        self.free += victim.pages
-        victim.pages = victim.computed = 0
-        victim.running = False
-        victim.preemptions += 1
-        step.preempted.append(victim.slot)
+        self._evict(running.pop(), step)
       if r in running:
         demand = max(self._pages_for(r.computed + 1) - r.pages, 0)
         self._take(r, 1, demand, step, served)
@@ -65,15 +60,17 @@ class LoopOracle(Oracle):
     for r in self.waiting():
       if self._idle(r):
         continue
+      unheld = self._begin(r, step)
       need = self.cap(r, params)
       tokens = min(need, self.left)
-      given = self._pages_for(r.known) if pages is None else pages
+      given = (self._pages_for(r.known) if pages is None else pages) - r.pages
       spare = params.watermark_pages if seats else 0
       whole_only = whole or not params.chunked
       if not tokens or seats >= params.max_num_seqs or (whole_only and tokens < need):
-        return
-      if given + spare > self.free:
-        return
+        return self._turn_away(r)
+      if given + unheld + spare > self.free:
+        return self._turn_away(r)
+      self.free -= unheld
       self._take(r, tokens, given, step, served)
       r.running = True
       step.admitted.append(r.slot)
