@@ -201,7 +201,7 @@ def _engine_config(
       policy=options.policy,
     )
     config = EngineConfig(
-      model=checkpoint.config,
+      model=checkpoint.config.for_context(length),
       scheduler=scheduler,
       dtype=options.dtype,
       token_buckets=token_buckets(*budgets),

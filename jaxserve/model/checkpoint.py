@@ -24,11 +24,11 @@ import numpy as np
 from absl import logging
 
 from jaxserve.config import ModelConfig, RopeConfig
-from jaxserve.model.llama import NORMS, param_shapes
+from jaxserve.model.lazy_params import LazyParams, Params, num_bytes, shape_of
+from jaxserve.model.llama import FLOAT32, param_shapes
 from jaxserve.progress import progress
 
 Dtype = Literal["bfloat16", "float32"]
-Params = Mapping[str, Any]
 
 _FORMAT = "jaxserve-checkpoint"
 FORMAT_VERSION = 1  # Raise it when converted models change: old ones are then made again.
@@ -51,8 +51,8 @@ def check_params(config: ModelConfig, params: Params) -> None:
   if extra := [name for name in params if name not in shapes]:
     raise ValueError(f"weights that this model has no place for: {_some(extra)}")
   for name, shape in shapes.items():
-    if tuple(params[name].shape) != shape:
-      raise ValueError(f"{name}: its shape is {tuple(params[name].shape)}, not {shape}")
+    if shape_of(params, name) != shape:
+      raise ValueError(f"{name}: its shape is {shape_of(params, name)}, not {shape}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,7 +85,7 @@ class Checkpoint:
   @property
   def num_bytes(self) -> int:
     """Bytes of all arrays."""
-    return sum(int(array.nbytes) for array in self.params.values())
+    return num_bytes(self.params)
 
 
 def numpy_dtype(dtype: Dtype) -> np.dtype:
@@ -100,16 +100,20 @@ def numpy_dtype(dtype: Dtype) -> np.dtype:
 
 
 def array_dtype(name: str, dtype: Dtype) -> np.dtype:
-  """The dtype of the array `name` of a model in `dtype`: norm gains are float32 in any."""
-  return numpy_dtype("float32" if name.rsplit(".", 1)[-1] in NORMS else dtype)
+  """The dtype of the array `name` of a model in `dtype`: gains and biases are float32 in any."""
+  return numpy_dtype("float32" if name.rsplit(".", 1)[-1] in FLOAT32 else dtype)
 
 
 def with_dtype(checkpoint: Checkpoint, dtype: Dtype) -> Checkpoint:
   """The checkpoint with its matrices in `dtype`; arrays that have it already are shared."""
-  params = {
-    name: np.asarray(array).astype(array_dtype(name, dtype), copy=False)
-    for name, array in checkpoint.params.items()
-  }
+
+  def cast(name: str, array: np.ndarray) -> np.ndarray:
+    return np.asarray(array).astype(array_dtype(name, dtype), copy=False)
+
+  held = checkpoint.params
+  if isinstance(held, LazyParams):
+    return dataclasses.replace(checkpoint, params=held.map(cast))
+  params = {name: cast(name, array) for name, array in held.items()}
   return dataclasses.replace(checkpoint, params=params)
 
 
@@ -193,6 +197,15 @@ def _rename_new(temporary: Path, directory: Path) -> None:
     if directory.exists():
       raise FileExistsError(f"{directory} was made by another process meanwhile") from error
     raise
+
+
+def model_config(fields: Mapping[str, Any]) -> ModelConfig:
+  """The inverse of `dataclasses.asdict`, after JSON has made lists of tuples."""
+
+  def frozen(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+
+  return ModelConfig(**{**frozen(fields), "rope": RopeConfig(**frozen(fields["rope"]))})
 
 
 def _metadata(checkpoint: Checkpoint, dtype: Dtype) -> dict[str, Any]:
@@ -285,8 +298,7 @@ def restore(directory: Path, dtype: Dtype) -> Checkpoint:
   directory = Path(directory).absolute()
   metadata = _read_metadata(directory)
   try:
-    rope = RopeConfig(**metadata["config"].pop("rope"))
-    config = ModelConfig(**metadata["config"], rope=rope)
+    config = model_config(metadata["config"])
     shapes = param_shapes(config)
     params = _restore_arrays(directory / _ARRAYS, shapes, metadata["dtype"], dtype)
     return Checkpoint(
