@@ -224,7 +224,9 @@ def _stretch(rope: RopeConfig, plain: np.ndarray, head_dim: int, longest: int) -
     return np.full_like(plain, rope.factor)
   if rope.kind == "llama3":
     turns = rope.original_max_position * plain / (2 * math.pi)
-    keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    keep: np.ndarray = (turns - rope.low_freq_factor) / (
+      rope.high_freq_factor - rope.low_freq_factor
+    )
   elif rope.kind == "yarn":
     first, last = _yarn_ramp(rope, head_dim)
     keep = 1 - (np.arange(head_dim // 2) - first) / (last - first)

@@ -131,7 +131,7 @@ def read_into(tensor: Tensor, target: np.ndarray) -> None:
   dtype = numpy_dtype(tensor.dtype)
   same = dtype == target.dtype
   buffer = target if same else np.empty(tensor.shape, dtype)
-  flat = memoryview(buffer.reshape(-1).view(np.uint8)) if buffer.size else memoryview(b"")
+  flat = buffer.reshape(-1).view(np.uint8).data
   with tensor.path.open("rb", buffering=0) as file:
     at = 0
     while at < len(flat):

@@ -114,8 +114,10 @@ class Golden:
     with np.load(folder / "golden.npz") as data:
       self.prompt, self.logits, self.greedy = data["prompt"], data["logits"], data["greedy"]
 
-  def model(self):
-    return Model(self.config, self.params, self.prompt)
+  def model(self, attention="ref", unroll=False):
+    model = Model(self.config, self.params, self.prompt)
+    model.options = {"attention": attention, "unroll": unroll}
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -150,19 +152,17 @@ class TestGolden:
     assert_close(decoded, golden.logits[: len(decoded)])
 
 
-@pytest.mark.parametrize("chunk", [1, 16])
-@pytest.mark.parametrize("name", ["llama3", "qwen2_yarn_windows"])
-def test_any_chunk_will_do(name, chunk):
+@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2_yarn_windows"])
+def test_attention_for_cpus_has_the_same_logits_in_any_chunks(name):
   golden = Golden(name)
-  assert_close(chunked(golden.model(), len(golden.prompt), chunk), golden.logits)
+  for chunk in (16, 1):
+    assert_close(chunked(golden.model("xla"), len(golden.prompt), chunk), golden.logits)
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2_yarn_windows"])
-def test_windows_hold_in_every_implementation_and_unrolled(name):
+def test_windows_hold_in_unrolled_layers(name):
   golden = Golden(name)
-  model = golden.model()
-  model.options = {"attention": "ref", "unroll": True}
-  assert_close(chunked(model, len(golden.prompt), 16), golden.logits)
+  assert_close(chunked(golden.model(unroll=True), len(golden.prompt), 16), golden.logits)
 
 
 MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
