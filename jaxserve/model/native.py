@@ -2,13 +2,13 @@
 
   DIR/jaxserve.json   everything but the arrays: config, tokenizer, template, where it came from,
                       and dtype and checksum of every array
-  DIR/params/0, ...   the arrays, by Orbax, in groups of up to half a gigabyte
+  DIR/params/0, ...   the arrays, by Orbax, in groups of some 100 MB
 
 Arrays are written group by group, so converting never holds more than a group, and restored group
-by group, each in parallel. They are stored uncompressed, in bfloat16 where that is exact, and are
-cast while they are read. Storing a dequantized SmolLM2-135M (4-bit values, not exact in bfloat16)
-a second time in bfloat16 would save 0.3 s of a start-up for 269 MB of disk; compression halves the
-disk and doubles the time to restore.
+by group, each in parallel, so loading holds no model twice. They are stored uncompressed, in
+bfloat16 where that is exact, and are cast while they are read. Storing a dequantized SmolLM2-135M
+(4-bit values, not exact in bfloat16) a second time in bfloat16 would save 0.3 s of a start-up for
+269 MB of disk; compression halves the disk and doubles the time to restore.
 """
 
 import concurrent.futures
@@ -17,9 +17,11 @@ import dataclasses
 import fcntl
 import json
 import logging as std_logging
+import math
 import os
 import shutil
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ from absl import logging
 
 from jaxserve.config import ModelConfig, RopeConfig
 from jaxserve.model.checkpoint import Checkpoint, Dtype, array_dtype, numpy_dtype
+from jaxserve.model.lazy_params import LazyParams
 from jaxserve.model.llama import param_shapes
 from jaxserve.progress import progress
 
@@ -37,7 +40,7 @@ _FORMAT = "jaxserve-checkpoint"
 FORMAT_VERSION = 2  # Raise it when converted models change: old ones are then made again.
 _METADATA = "jaxserve.json"
 _ARRAYS = "params"
-_GROUP_BYTES = 1 << 29
+_GROUP_BYTES = 1 << 27
 _THREADS = 4
 
 
@@ -246,57 +249,81 @@ def _checked(name: str, array: np.ndarray, wanted: Mapping[str, Any], dtype: Dty
   return array.astype(array_dtype(name, dtype), copy=False)
 
 
-def _restore_arrays(
-  path: Path, groups: Sequence[Mapping[str, Any]], dtype: Dtype
-) -> dict[str, np.ndarray]:
-  import orbax.checkpoint as ocp
+class _Groups:
+  """The arrays of a checkpoint, restored a group at a time when one of its arrays is asked for.
 
-  params: dict[str, np.ndarray] = {}
-  with (
-    _quiet_orbax(),
-    _checkpointer() as checkpointer,
-    concurrent.futures.ThreadPoolExecutor(_THREADS) as pool,
-    progress(sum(map(len, groups)), "arrays", "Restoring") as bar,
-  ):
-    for number, wanted in enumerate(groups):
-      args = ocp.args.PyTreeRestore(
-        item=dict.fromkeys(wanted, 0),
-        restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted},
-      )
-      group = checkpointer.restore(path / str(number), args=args)
-      checked = pool.map(lambda n, a, w: _checked(n, a, w, dtype), *_columns(group, wanted))
-      params |= zip(group, checked, strict=True)
-      bar.advance(len(wanted))
-  return params
+  An array is handed out once and forgotten; what of its group has not been asked for yet is kept.
+  """
+
+  def __init__(self, directory: Path, groups: Sequence[Mapping[str, Any]], dtype: Dtype):
+    self._directory, self._groups, self._dtype = directory, groups, dtype
+    self._number = {name: number for number, group in enumerate(groups) for name in group}
+    self._held: list[dict[str, np.ndarray]] = [{} for _ in groups]
+    self._locks = [threading.Lock() for _ in groups]
+
+  def read(self, name: str) -> np.ndarray:
+    """The array; a ValueError with a remedy if its group is damaged."""
+    number = self._number[name]
+    with self._locks[number]:
+      if name not in self._held[number]:
+        with _damage(self._directory):
+          self._held[number] = self._restore(number)
+      return self._held[number].pop(name)
+
+  def _restore(self, number: int) -> dict[str, np.ndarray]:
+    import orbax.checkpoint as ocp
+
+    wanted = self._groups[number]
+    args = ocp.args.PyTreeRestore(
+      item=dict.fromkeys(wanted, 0),
+      restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted},
+    )
+    with _quiet_orbax(), _checkpointer() as checkpointer:
+      group = checkpointer.restore(self._directory / _ARRAYS / str(number), args=args)
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+      names = list(group)
+      checked = pool.map(lambda n: _checked(n, group.pop(n), wanted[n], self._dtype), names)
+      return dict(zip(names, checked, strict=True))
 
 
-def _columns(
-  group: Mapping[str, np.ndarray], wanted: Mapping[str, Any]
-) -> tuple[list[str], list[np.ndarray], list[Any]]:
-  return list(group), list(group.values()), [wanted[name] for name in group]
+@contextlib.contextmanager
+def _damage(directory: Path) -> Iterator[None]:
+  """Whatever goes wrong inside is told as damage to `directory`, with the remedy."""
+  try:
+    yield
+  except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    raise ValueError(
+      f"{directory} is damaged ({type(error).__name__}: {error}); {_remedy(directory)}"
+    ) from error
 
 
 def restore(directory: Path, dtype: Dtype) -> Checkpoint:
-  """Reads a checkpoint that `save` wrote, verifying every array and casting it as it is read.
+  """Opens a checkpoint that `save` wrote.
 
   Args:
     directory: the checkpoint.
-    dtype: of the matrices returned; gains and biases are float32.
+    dtype: of the matrices; gains and biases are float32.
 
   Returns:
-    The checkpoint, its arrays in host memory.
+    The checkpoint. Its arrays are read, verified and cast when they are asked for, and only then
+    may be found damaged, with the same error.
 
   Raises:
     ValueError: if the directory is no checkpoint or is damaged, naming it and what to do.
   """
   directory = Path(directory).absolute()
   metadata = _read_metadata(directory)
-  try:
+  with _damage(directory):
     config = model_config(metadata["config"])
-    params = _restore_arrays(directory / _ARRAYS, metadata["arrays"], dtype)
+    groups = metadata["arrays"]
+    shapes = param_shapes(config)
+    stored = {name: np.dtype(_dtype(a["dtype"])) for group in groups for name, a in group.items()}
+    if set(stored) != set(shapes):
+      raise ValueError("its list of arrays is not that of the model")
+    total = sum(math.prod(shape) * stored[name].itemsize for name, shape in shapes.items())
     return Checkpoint(
       config=config,
-      params={name: params[name] for name in param_shapes(config)},
+      params=LazyParams(shapes, _Groups(directory, groups, dtype).read, total),
       tokenizer_json=metadata["tokenizer_json"],
       chat_template=metadata["chat_template"],
       eos_token_ids=tuple(metadata["eos_token_ids"]),
@@ -304,7 +331,7 @@ def restore(directory: Path, dtype: Dtype) -> Checkpoint:
       name=metadata["name"],
       source=metadata["source"],
     )
-  except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-    raise ValueError(
-      f"{directory} is damaged ({type(error).__name__}: {error}); {_remedy(directory)}"
-    ) from error
+
+
+def _dtype(name: str) -> np.dtype:
+  return numpy_dtype("bfloat16") if name == "bfloat16" else np.dtype(name)

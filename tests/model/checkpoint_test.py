@@ -39,8 +39,9 @@ class TestRoundTrip:
         assert getattr(read, field.name) == getattr(saved, field.name)
     assert list(read.params) == list(saved.params)
     for name, array in saved.params.items():
-      assert read.params[name].dtype == np.float32
-      np.testing.assert_array_equal(read.params[name], array)
+      restored = read.params[name]
+      assert restored.dtype == np.float32
+      np.testing.assert_array_equal(restored, array)
 
   def test_bfloat16_is_the_rounding_of_the_same_weights(self, tmp_path):
     saved = tiny()
@@ -163,7 +164,8 @@ class TestDamage:
 
   def fails(self, path, match):
     with pytest.raises(ValueError, match=match) as caught:
-      restore(path, "float32")
+      params = restore(path, "float32").params
+      [params[name] for name in params]
     assert f"delete {path} and convert the model again" in str(caught.value)
 
   def test_missing_arrays(self, saved):
