@@ -36,8 +36,7 @@ _MODE = flags.DEFINE_enum(
   "mode",
   "replay",
   ["replay", "generate", "serve", "convert"],
-  "replay: the experiment; generate: answer --prompt; serve: an OpenAI-compatible server; convert: "
-  "write --model as a native checkpoint to --out.",
+  "replay: the experiment; generate: answer --prompt; serve: a server; convert: --model to --out.",
 )
 _MODEL = flags.DEFINE_string(
   "model",
@@ -90,6 +89,9 @@ _MEMORY = flags.DEFINE_float(
 )
 _DTYPE = flags.DEFINE_enum(
   "dtype", "bfloat16", ["bfloat16", "float32"], "Of weights, products and KV pages."
+)
+_QUANTIZE = flags.DEFINE_enum(
+  "quantize", "none", ["none", "int8", "int4"], "How the matrices of the layers are stored."
 )
 _ATTENTION = flags.DEFINE_enum(
   "attention_backend",
@@ -151,9 +153,7 @@ _METRICS_ALIAS = flags.DEFINE_enum(
 _DRAIN_S = flags.DEFINE_float(
   "drain_s", 30.0, "Time that running requests have after SIGTERM in --mode=serve.", lower_bound=0.0
 )
-_OUT = flags.DEFINE_string(
-  "out", None, "Where results go, default runs/<time>; in --mode=convert the directory to make."
-)
+_OUT = flags.DEFINE_string("out", None, "Where results, or what is converted, go: runs/<time>.")
 _CACHE_DIR = flags.DEFINE_string(
   "cache_dir", "~/.cache/jaxserve", "Converted models and compiled executables."
 )
@@ -353,6 +353,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     model=_MODEL.value,
     cache_dir=_cache_dir(),
     dtype=_DTYPE.value,
+    quantize=_QUANTIZE.value,
     budget=_BUDGET.value,
     solve_budget=None if _ITL_SLO_MS.value is None else _solve_budget,
     other_budgets=(0,) if replay else (),

@@ -9,7 +9,7 @@ import collections
 import concurrent.futures
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from flax import nnx
 
 from jaxserve.config import MATRICES, Activation, ModelConfig, RopeConfig
 from jaxserve.model import dots
+from jaxserve.model import quantize as quantize_lib
 from jaxserve.model.kv_cache import KVCache
+from jaxserve.model.quantize import QUANTIZATIONS, QUANTIZERS, Int4, Int8, Quantize, Weight
 from jaxserve.progress import progress
 
 # (layer, q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D], kv, window) ->
@@ -42,42 +44,80 @@ BIASES = tuple(f"{name}_bias" for name in MATRICES)
 FLOAT32 = frozenset((*NORMS, *BIASES))
 
 
+class Quantized(nnx.Module):
+  """A matrix in few bits: the fields of `quantize.Int8` or `quantize.Int4`."""
+
+  values: nnx.Param
+  scale: nnx.Param
+
+  def __init__(self, shape: tuple[int, int], kind: Quantize) -> None:
+    for name, part in quantize_lib.part_shapes(kind, shape).items():
+      setattr(self, name, nnx.Param(jnp.zeros(part.shape, part.dtype)))
+
+
 class Layer(nnx.Module):
   """Parameters of one decoder layer; shapes in `param_shapes`."""
 
-  def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: jnp.dtype) -> None:
+  def __init__(
+    self, shapes: Mapping[str, tuple[int, ...]], dtype: jnp.dtype, kind: Quantize
+  ) -> None:
     for name, shape in shapes.items():
-      setattr(self, name, _param(name, shape, dtype))
+      setattr(self, name, _param(name, shape, dtype, kind))
 
 
 class Llama(nnx.Module):
-  """Parameters of the model; matrices in `dtype`, gains and biases in float32."""
+  """Parameters of the model; matrices in `dtype` or quantized, gains and biases in float32."""
 
   embed: nnx.Param
   norm: nnx.Param
   lm_head: nnx.Param  # Only where the embedding is not tied.
 
-  def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+  def __init__(self, config: ModelConfig, dtype: jnp.dtype, kind: Quantize = "none") -> None:
     layers: list[dict[str, tuple[int, ...]]] = [{} for _ in range(config.num_layers)]
     for name, shape in param_shapes(config).items():
       if name.startswith("layers."):
         _, index, leaf = name.split(".")
         layers[int(index)][leaf] = shape
       else:
-        setattr(self, name, _param(name, shape, dtype))
-    self.layers = nnx.List([Layer(shapes, dtype) for shapes in layers])
+        setattr(self, name, _param(name, shape, dtype, kind))
+    self.layers = nnx.List([Layer(shapes, dtype, kind) for shapes in layers])
 
   @property
-  def head(self) -> jax.Array:
+  def head(self) -> Weight:
     """[V, Dm]: the output projection, which is the embedding where they are tied."""
-    return self.lm_head[...] if hasattr(self, "lm_head") else self.embed[...]
+    return _weight(self.lm_head) if hasattr(self, "lm_head") else self.embed[...]
 
-  def per_layer(self, name: str) -> list[jax.Array]:
-    """The parameter `name` of every layer."""
-    return [getattr(layer, name)[...] for layer in self.layers]
+  def per_layer(self, name: str) -> list[Weight]:
+    """The matrix `name` of every layer."""
+    return [_weight(getattr(layer, name)) for layer in self.layers]
+
+  def stacked(self, name: str) -> jax.Array:
+    """[L, ...]: the gain or bias `name` of every layer."""
+    return jnp.stack([getattr(layer, name)[...] for layer in self.layers])
 
 
-def _param(name: str, shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
+def _weight(param: nnx.Param | Quantized) -> Weight:
+  """What `dots` multiplies with."""
+  if not isinstance(param, Quantized):
+    return param[...]
+  values, scale = param.values[...], param.scale[...]
+  is_int8 = values.dtype == jnp.int8
+  return Int8(values=values, scale=scale) if is_int8 else Int4(values=values, scale=scale)
+
+
+def _kind_of(name: str, kind: Quantize) -> Quantize:
+  """How the parameter `name` is stored: a head of 4 bits would cost more than it saves."""
+  if name == "lm_head" and kind == "int4":
+    return "int8"
+  return kind if name in (*MATRICES, "lm_head") else "none"
+
+
+def _param(
+  name: str, shape: tuple[int, ...], dtype: jnp.dtype, kind: Quantize
+) -> nnx.Param | Quantized:
+  kind = _kind_of(name, kind)
+  if kind != "none":
+    return Quantized((shape[0], shape[1]), kind)
   return nnx.Param(jnp.zeros(shape, jnp.float32 if name in FLOAT32 else dtype))
 
 
@@ -127,7 +167,10 @@ def random_params(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
 
 
 def load(
-  config: ModelConfig, params: Mapping[str, np.ndarray | jax.Array], dtype: jnp.dtype
+  config: ModelConfig,
+  params: Mapping[str, np.ndarray | jax.Array],
+  dtype: jnp.dtype,
+  quantize: Quantize = "none",
 ) -> tuple[nnx.GraphDef, tuple[jax.Array, ...]]:
   """Puts named arrays on the default device and flattens them for the compiled step.
 
@@ -135,6 +178,7 @@ def load(
     config: the model.
     params: an array for every name of `param_shapes(config)`, of that shape, of a float dtype.
     dtype: of the matrices; gains and biases stay float32.
+    quantize: "int8" or "int4" to store the matrices, not the embedding, in so many bits.
 
   Returns:
     (graphdef, leaves): static structure and flat arrays; `merge` is the inverse.
@@ -142,55 +186,68 @@ def load(
   Raises:
     ValueError: naming the tensor that is missing, unknown, or of the wrong shape or dtype.
   """
-  graphdef, state = nnx.split(nnx.eval_shape(lambda: Llama(config, dtype)))
+  if quantize not in QUANTIZATIONS:
+    raise ValueError(f"quantize={quantize!r}: use one of {', '.join(QUANTIZATIONS)}")
+  graphdef, state = nnx.split(nnx.eval_shape(lambda: Llama(config, dtype, quantize)))
   targets = {".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
-  unknown = sorted(set(params) - set(targets))
+  shapes = param_shapes(config)
+  unknown = sorted(set(params) - set(shapes))
   if unknown:
     raise ValueError(f"tensor {unknown[0]!r} is no parameter of this model ({len(unknown)} such)")
-  return graphdef, _placed(params, targets)
+
+  def read(name: str) -> dict[str, np.ndarray | jax.Array]:
+    value = _checked(name, params, shapes[name])
+    kind = _kind_of(name.rsplit(".", 1)[-1], quantize)
+    if kind != "none":
+      parts = QUANTIZERS[kind](np.asarray(value))
+      return {f"{name}.{part}": array for part, array in parts.items()}
+    is_host = isinstance(value, np.ndarray)
+    return {name: value.astype(targets[name].dtype, copy=False) if is_host else value}
+
+  placed = _placed(shapes, read, targets)
+  return graphdef, tuple(placed[name] for name in targets)
 
 
 def _placed(
-  params: Mapping[str, np.ndarray | jax.Array], targets: Mapping[str, jax.ShapeDtypeStruct]
-) -> tuple[jax.Array, ...]:
-  """The arrays on the device, in order of `targets`.
-
-  Threads read a few arrays ahead: only those are in memory twice.
-  """
+  names: Iterable[str],
+  read: Callable[[str], dict[str, np.ndarray | jax.Array]],
+  targets: Mapping[str, jax.ShapeDtypeStruct],
+) -> dict[str, jax.Array]:
+  """The arrays on the device. Threads read a few ahead: only those are in memory twice."""
   pool = concurrent.futures.ThreadPoolExecutor(_LOADERS)
   total = sum(math.prod(t.shape) * t.dtype.itemsize for t in targets.values())
-  ahead: collections.deque[tuple[concurrent.futures.Future, jax.ShapeDtypeStruct]]
-  ahead, leaves = collections.deque(), []
+  ahead: collections.deque[concurrent.futures.Future] = collections.deque()
+  placed: dict[str, jax.Array] = {}
   try:
     with progress(total, "B", "Weights") as bar:
 
       def take() -> None:
-        future, target = ahead.popleft()
-        leaves.append(jnp.asarray(future.result(), target.dtype))
-        bar.advance(leaves[-1].size * target.dtype.itemsize)
+        for name, array in ahead.popleft().result().items():
+          placed[name] = jnp.asarray(array, targets[name].dtype)
+          bar.advance(placed[name].size * placed[name].dtype.itemsize)
 
-      for name, target in targets.items():
-        ahead.append((pool.submit(_host_array, name, params, target), target))
+      for name in names:
+        ahead.append(pool.submit(read, name))
         if len(ahead) > _LOADERS:
           take()
       while ahead:
         take()
   finally:
     pool.shutdown(cancel_futures=True)
-  return tuple(leaves)
+  return placed
 
 
-def _host_array(
-  name: str, params: Mapping[str, np.ndarray | jax.Array], target: jax.ShapeDtypeStruct
+def _checked(
+  name: str, params: Mapping[str, np.ndarray | jax.Array], shape: tuple[int, ...]
 ) -> np.ndarray | jax.Array:
   if name not in params:
-    raise ValueError(f"tensor {name!r} is missing; expected shape {target.shape}")
+    raise ValueError(f"tensor {name!r} is missing; expected shape {shape}")
   value = params[name]
-  if tuple(value.shape) != target.shape:
-    raise ValueError(f"tensor {name!r} has shape {tuple(value.shape)}, expected {target.shape}")
+  if tuple(value.shape) != shape:
+    raise ValueError(f"tensor {name!r} has shape {tuple(value.shape)}, expected {shape}")
   if not jnp.issubdtype(value.dtype, jnp.floating):
     raise ValueError(f"tensor {name!r} has dtype {value.dtype}, expected a float dtype")
-  return value.astype(target.dtype, copy=False) if isinstance(value, np.ndarray) else value
+  return value
 
 
 def merge(graphdef: nnx.GraphDef, leaves: tuple[jax.Array, ...]) -> Llama:
@@ -308,7 +365,7 @@ def run_layers(
     (f32[T, Dm] residual stream, not yet normalised; the updated cache).
   """
   weights = {name: model.per_layer(name) for name in MATRICES}
-  vectors = {name: jnp.stack(model.per_layer(name)) for name in _layer_vectors(config)}
+  vectors = {name: model.stacked(name) for name in _layer_vectors(config)}
   table = rope_table(positions, config.rope, config.head_dim, config.max_position)
 
   def project(name: str, x: jax.Array, i: jax.Array | int) -> jax.Array:

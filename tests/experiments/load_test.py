@@ -17,7 +17,9 @@ CONFIG = dataclasses.replace(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not available: peaks of memory, in /proc")
 def test_peak_memory_is_below_1_3_times_the_checkpoint(tmp_path, monkeypatch):
-  monkeypatch.setattr(native, "_GROUP_BYTES", 1 << 24)  # As small for this model as for a large one.
+  monkeypatch.setattr(
+    native, "_GROUP_BYTES", 1 << 24
+  )  # As small for this model as for a large one.
   measure.write_checkpoint(tmp_path / "m", CONFIG)
   source.convert(str(tmp_path / "m"), tmp_path / "native", tmp_path)
   for model in ("m", "native"):
