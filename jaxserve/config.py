@@ -1,13 +1,17 @@
 """Static configuration: frozen, hashable, validated when made. Never a pytree, never changed."""
 
 import dataclasses
+import typing
 from collections.abc import Hashable
 from typing import Literal
 
 Ordering = Literal["fcfs", "priority"]
 Reserve = Literal["growth", "gate", "none"]
-RopeKind = Literal["default", "llama3"]
+RopeKind = Literal["default", "linear", "yarn", "llama3", "longrope"]
+Activation = Literal["silu", "gelu_tanh"]
 
+# The matrices of a layer, which may have biases.
+MATRICES = ("qkv", "o", "gate_up", "down")
 # Token buckets up to here double; above they alternate x1.5 and x4/3, so padding wastes a third at
 # most.
 DOUBLING_UNTIL = 64
@@ -20,15 +24,26 @@ def _require(ok: bool, field: str, value: object, remedy: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-  """Rotary position embedding. `llama3` rescales the low frequencies (Llama 3.1 model card).
+  """Rotary position embedding and how it is stretched beyond the context of training.
 
   Attributes:
     theta: base of the frequencies.
-    kind: "default" or "llama3".
-    factor: how much the lowest frequencies are divided by ("llama3" only).
-    low_freq_factor: wavelengths above original_max_position / low_freq_factor are divided.
-    high_freq_factor: wavelengths below original_max_position / high_freq_factor are kept.
-    original_max_position: tokens of context the model was trained with before rescaling.
+    kind: "default": not stretched; "linear": all frequencies divided by `factor`; "llama3": the low
+      ones (Llama 3.1 model card); "yarn": by a ramp over channels (Peng et al. 2023); "longrope":
+      each by its own factor (Ding et al. 2024).
+    factor: how much frequencies are divided by ("linear", "llama3", "yarn").
+    low_freq_factor: wavelengths above original_max_position / low_freq_factor are divided
+      ("llama3").
+    high_freq_factor: wavelengths below original_max_position / high_freq_factor are kept
+      ("llama3").
+    original_max_position: tokens of context the model was trained with before stretching.
+    beta_fast: channels that turn more often than this over the original context are kept ("yarn").
+    beta_slow: channels that turn less often than this are divided ("yarn").
+    truncate: the ramp begins and ends at whole channels ("yarn").
+    attention_scale: cosines and sines are multiplied by it ("yarn", "longrope").
+    short_factor: divisor of each of the D/2 frequencies while the context served is at most
+      original_max_position ("longrope").
+    long_factor: the same for longer ones.
   """
 
   theta: float = 10_000.0
@@ -37,17 +52,36 @@ class RopeConfig:
   low_freq_factor: float = 1.0
   high_freq_factor: float = 4.0
   original_max_position: int = 8192
+  beta_fast: float = 32.0
+  beta_slow: float = 1.0
+  truncate: bool = True
+  attention_scale: float = 1.0
+  short_factor: tuple[float, ...] = ()
+  long_factor: tuple[float, ...] = ()
 
   def __post_init__(self) -> None:
-    _require(self.theta > 0, "theta", self.theta, "must be positive")
-    _require(self.kind in ("default", "llama3"), "kind", self.kind, "use 'default' or 'llama3'")
-    _require(self.factor > 0, "factor", self.factor, "must be positive")
+    kinds = typing.get_args(RopeKind)
+    _require(self.kind in kinds, "kind", self.kind, f"use one of {', '.join(kinds)}")
+    for field in ("theta", "factor", "original_max_position", "attention_scale", "beta_slow"):
+      _require(getattr(self, field) > 0, field, getattr(self, field), "must be positive")
     _require(
       self.high_freq_factor > self.low_freq_factor,
       "high_freq_factor",
       self.high_freq_factor,
       f"must exceed low_freq_factor={self.low_freq_factor}",
     )
+    _require(
+      self.beta_fast > self.beta_slow,
+      "beta_fast",
+      self.beta_fast,
+      f"must exceed beta_slow={self.beta_slow}",
+    )
+    for field in ("short_factor", "long_factor"):
+      factors = getattr(self, field)
+      _require(all(f > 0 for f in factors), field, factors, "must be positive")
+      _require(
+        self.kind != "longrope" or bool(factors), field, factors, "longrope needs a list of factors"
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +91,7 @@ class ModelConfig:
   Attributes:
     vocab_size: V.
     hidden_size: width of the residual stream.
-    intermediate_size: width of the SwiGLU.
+    intermediate_size: width of the gated MLP.
     num_layers: L.
     num_heads: Hq query heads.
     num_kv_heads: Hkv key-value heads; divides num_heads.
@@ -67,6 +101,12 @@ class ModelConfig:
     tie_word_embeddings: the head reuses the embedding matrix.
     max_position: longest context the model supports, in tokens.
     is_encoder_decoder: attention is not causal over the prompt; see `SchedulerConfig`.
+    biases: which of "qkv", "o", "gate_up" and "down" add a bias (Qwen2: "qkv").
+    qk_norm: queries and keys are normalised, head by head, before they are rotated (Qwen3).
+    sliding_window: a token sees so many tokens, itself included; None: all before it.
+    full_layers: layers that the window does not hold for.
+    activation: of the gate.
+    embed_scale: embeddings are multiplied by it (Gemma).
   """
 
   vocab_size: int
@@ -81,6 +121,12 @@ class ModelConfig:
   tie_word_embeddings: bool = False
   max_position: int = 8192
   is_encoder_decoder: bool = False
+  biases: tuple[str, ...] = ()
+  qk_norm: bool = False
+  sliding_window: int | None = None
+  full_layers: tuple[int, ...] = ()
+  activation: Activation = "silu"
+  embed_scale: float = 1.0
 
   def __post_init__(self) -> None:
     for field in (
@@ -95,14 +141,63 @@ class ModelConfig:
       f"must divide num_heads={self.num_heads}",
     )
     _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "must be even for RoPE")
+    _require(set(self.biases) <= set(MATRICES), "biases", self.biases, f"use some of {MATRICES}")
+    _require(
+      self.sliding_window is None or self.sliding_window >= 1,
+      "sliding_window",
+      self.sliding_window,
+      "must be at least 1, or None",
+    )
+    _require(
+      all(0 <= layer < self.num_layers for layer in self.full_layers),
+      "full_layers",
+      self.full_layers,
+      f"must be layers below num_layers={self.num_layers}",
+    )
+    _require(
+      self.activation in typing.get_args(Activation), "activation", self.activation,
+      f"use one of {', '.join(typing.get_args(Activation))}",
+    )  # fmt: skip
+    for field in ("short_factor", "long_factor"):
+      factors = getattr(self.rope, field)
+      _require(
+        len(factors) in (0, self.head_dim // 2),
+        field,
+        factors,
+        f"must have head_dim / 2 = {self.head_dim // 2} numbers",
+      )
 
   @property
   def num_params(self) -> int:
     """Parameters, counted once where tied."""
     q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
     layer = self.hidden_size * (2 * q + 2 * kv + 3 * self.intermediate_size + 2)
+    rows = {
+      "qkv": q + 2 * kv, "o": self.hidden_size, "gate_up": 2 * self.intermediate_size,
+      "down": self.hidden_size,
+    }  # fmt: skip
+    layer += sum(rows[name] for name in self.biases) + 2 * self.head_dim * self.qk_norm
     embed = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
     return embed + self.num_layers * layer + self.hidden_size
+
+  @property
+  def mixes_windows(self) -> bool:
+    """Whether some layers have the window and others do not."""
+    return self.sliding_window is not None and 0 < len(set(self.full_layers)) < self.num_layers
+
+  def window(self, layer: int) -> int | None:
+    """The sliding window of `layer`; None: it sees all tokens."""
+    return None if layer in self.full_layers else self.sliding_window
+
+  def for_context(self, longest: int) -> "ModelConfig":
+    """The model when no request is longer than `longest` tokens.
+
+    It only matters to "longrope": which of its two lists of factors applies is decided here, once,
+    since keys that were cached under one list cannot be read under the other.
+    """
+    if self.rope.kind != "longrope":
+      return self
+    return dataclasses.replace(self, max_position=min(self.max_position, longest))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

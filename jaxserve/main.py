@@ -14,6 +14,10 @@ answers one prompt.
   python -m jaxserve.main --mode=serve --port 8000
 
 is an OpenAI-compatible server (extra: serve).
+
+  python -m jaxserve.main --mode=convert --model SRC --out DST
+
+writes a checkpoint in the native format, which starts fastest.
 """
 
 import json
@@ -32,8 +36,8 @@ FLAGS = flags.FLAGS
 _MODE = flags.DEFINE_enum(
   "mode",
   "replay",
-  ["replay", "generate", "serve"],
-  "replay: the experiment; generate: answer --prompt; serve: an OpenAI-compatible server.",
+  ["replay", "generate", "serve", "convert"],
+  "replay: the experiment; generate: answer --prompt; serve: a server; convert: --model to --out.",
 )
 _MODEL = flags.DEFINE_string(
   "model",
@@ -86,6 +90,9 @@ _MEMORY = flags.DEFINE_float(
 )
 _DTYPE = flags.DEFINE_enum(
   "dtype", "bfloat16", ["bfloat16", "float32"], "Of weights, products and KV pages."
+)
+_QUANTIZE = flags.DEFINE_enum(
+  "quantize", "none", ["none", "int8", "int4"], "How the matrices of the layers are stored."
 )
 _ATTENTION = flags.DEFINE_enum(
   "attention_backend",
@@ -157,7 +164,7 @@ _METRICS_ALIAS = flags.DEFINE_enum(
 _DRAIN_S = flags.DEFINE_float(
   "drain_s", 30.0, "Time that running requests have after SIGTERM in --mode=serve.", lower_bound=0.0
 )
-_OUT = flags.DEFINE_string("out", None, "Where results go. Default: runs/<time>.")
+_OUT = flags.DEFINE_string("out", None, "Where results, or what is converted, go: runs/<time>.")
 _CACHE_DIR = flags.DEFINE_string(
   "cache_dir", "~/.cache/jaxserve", "Converted models and compiled executables."
 )
@@ -219,6 +226,11 @@ flags.register_multi_flags_validator(
   message='--mode=generate needs --prompt="..."',
 )
 flags.register_multi_flags_validator(
+  ["mode", "out"],
+  lambda f: f["mode"] != "convert" or f["out"] is not None,
+  message="--mode=convert needs --out=DIRECTORY",
+)
+flags.register_multi_flags_validator(
   ["kv_cache_tokens", "memory_fraction"],
   lambda f: f["kv_cache_tokens"] is None or f["memory_fraction"] is None,
   message="give --kv_cache_tokens or --memory_fraction, not both",
@@ -246,7 +258,7 @@ def main(argv: list[str]) -> int:
   logging.set_verbosity(logging.INFO)
   logging.set_stderrthreshold("info")
   try:
-    return {"replay": _replay, "generate": _generate, "serve": _serve}[_MODE.value]()
+    return _MODES[_MODE.value]()
   except (ValueError, NotImplementedError) as error:
     print(f"jaxserve: {error}", file=sys.stderr)
     return 2
@@ -267,6 +279,10 @@ def _parse_flags(argv: list[str]) -> list[str]:
   except flags.Error as error:
     print(f"jaxserve: {error}\nSee --help.", file=sys.stderr)
     sys.exit(2)
+
+
+def _cache_dir() -> pathlib.Path:
+  return pathlib.Path(_CACHE_DIR.value).expanduser()
 
 
 def _profile() -> Any:
@@ -346,8 +362,9 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
   import_s = time.perf_counter() - begin
   options: dict[str, Any] = dict(
     model=_MODEL.value,
-    cache_dir=pathlib.Path(_CACHE_DIR.value).expanduser(),
+    cache_dir=_cache_dir(),
     dtype=_DTYPE.value,
+    quantize=_QUANTIZE.value,
     budget=_BUDGET.value,
     solve_budget=None if _ITL_SLO_MS.value is None else _solve_budget,
     other_budgets=(0,) if replay else (),
@@ -480,6 +497,19 @@ def _serve() -> int:
   server.serve(served, options, sock)
   return 0
 
+
+def _convert() -> int:
+  begin = time.perf_counter()
+  from jaxserve.model import source
+
+  document = source.convert(_MODEL.value, pathlib.Path(_OUT.value or ""), _cache_dir())
+  print(f"Wrote {_OUT.value}; start it with --model={_OUT.value}")
+  document["seconds"] = round(time.perf_counter() - begin, 2)
+  print(json.dumps(document, separators=(",", ":")))
+  return 0
+
+
+_MODES = {"replay": _replay, "generate": _generate, "serve": _serve, "convert": _convert}
 
 if __name__ == "__main__":
   run()

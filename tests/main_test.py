@@ -69,6 +69,7 @@ BAD_FLAGS = {
   "port": (["--mode=serve", "--port=70000"], ["port", "70000"]),
   "host": (["--mode=serve", "--host=256.0.0.1"], ["host=256.0.0.1", "bound"]),
   "no_prompt": (["--mode=generate"], ["--prompt"]),
+  "no_target": (["--mode=convert", "--model=random"], ["--mode=convert", "--out"]),
   "unknown_flag": (["--bugdet=5"], ["bugdet"]),
   "stray_argument": (["1536"], ["1536"]),
   "unknown_model": (["--model=/no/such/model"], ["/no/such/model", "smollm2-135m"]),

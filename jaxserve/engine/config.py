@@ -46,6 +46,7 @@ class EngineConfig:
     model: architecture.
     scheduler: shapes of the scheduler; its max_budget is the last token bucket.
     dtype: of weights, matrix products and KV pages; sums and the residual stream are float32.
+    quantize: how the matrices of the layers are stored; see `model.quantize`.
     attention: implementation of paged attention; "auto": see `engine.attention`, which puts the
       one chosen in its place before anything is compiled.
     token_buckets: token counts that the forward pass is compiled for, rising; None: see
@@ -61,6 +62,7 @@ class EngineConfig:
   model: ModelConfig
   scheduler: SchedulerConfig
   dtype: Literal["bfloat16", "float32"] = "bfloat16"
+  quantize: Literal["none", "int8", "int4"] = "none"
   attention: Attention = "auto"
   token_buckets: tuple[int, ...] | None = None
   query_tile: int = 512

@@ -18,6 +18,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
 from jaxserve.model.checkpoint import Checkpoint, Dtype
+from jaxserve.model.quantize import Quantize
 
 # The budget for a model on a device under a load.
 SolveBudget = Callable[[ModelConfig, jax.Device, defaults.Load], int]
@@ -33,6 +34,7 @@ class StartOptions:
     model: see `jaxserve.model.source.load_checkpoint`.
     cache_dir: private folder of converted models and compiled executables.
     dtype: of weights, products and KV.
+    quantize: "int8" or "int4" stores the matrices of the layers in so many bits.
     use: "server" favours latency, "offline" throughput.
     budget: most tokens of a step.
     solve_budget: gives the budget in the place of `budget`, once model and device are known.
@@ -58,6 +60,7 @@ class StartOptions:
   model: str
   cache_dir: pathlib.Path
   dtype: Dtype = "bfloat16"
+  quantize: Quantize = "none"
   use: defaults.Use = "server"
   budget: int | None = None
   solve_budget: SolveBudget | None = None
@@ -118,7 +121,9 @@ def start(options: StartOptions) -> Started:
     options.attention, attention.describe(where.model), checkpoint.config, options.page_size,
     options.dtype,
   )  # fmt: skip
-  graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(options.dtype))
+  graphdef, leaves = llama.load(
+    checkpoint.config, checkpoint.params, jnp.dtype(options.dtype), options.quantize
+  )
   jax.block_until_ready(leaves)
   loaded = clock.now()
   config = _engine_config(options, checkpoint, choice, graphdef, leaves, where)
@@ -218,9 +223,10 @@ def _engine_config(
       prefix_cache=options.prefix_cache,
     )
     config = EngineConfig(
-      model=checkpoint.config,
+      model=checkpoint.config.for_context(length),
       scheduler=scheduler,
       dtype=options.dtype,
+      quantize=options.quantize,
       token_buckets=token_buckets(*budgets),
       eos_token_ids=checkpoint.eos_token_ids,
       other_policies=options.other_policies,
@@ -283,8 +289,9 @@ def summary(started: Started) -> list[str]:
   config, reports = engine.config.scheduler, engine.compile_reports
   cached = sum(report.cache_hit for report in reports)
   slots = config.cache.num_slots
+  weights = options.dtype if options.quantize == "none" else options.quantize
   lines = [
-    f"Model {started.checkpoint.name}: {started.weight_bytes / 1e6:,.0f} MB of {options.dtype} "
+    f"Model {started.checkpoint.name}: {started.weight_bytes / 1e6:,.0f} MB of {weights} "
     f"weights, loaded in {started.load_s:.1f} s",
     f"KV pool: {slots:,} tokens in {config.cache.num_pages:,} pages of {config.cache.page_size} "
     f"({engine.kv_bytes / 1e6:,.0f} MB), {slots / config.max_model_len:.1f} requests of "

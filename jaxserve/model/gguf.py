@@ -1,8 +1,9 @@
-"""Llama models in GGUF files: read, dequantized to float32, and put into our names and row order.
+"""Llama models in GGUF files: dequantized to float32, and put into our names and row order.
 
-`read_gguf` is the whole interface: metadata -> ModelConfig, tokenizer (see `gguf_tokenizer`), then
-one tensor after another. GGUF stores the rows of q and k permuted, so that neighbouring rows form
-the pairs that RoPE rotates; we pair row i with row i + D/2, hence `unpermute`.
+`read_gguf` is the whole interface: metadata -> ModelConfig, tokenizer (see `gguf_tokenizer`), and
+arrays that are dequantized when they are asked for. GGUF stores the rows of q and k permuted, so
+that neighbouring rows form the pairs that RoPE rotates; we pair row i with row i + D/2, hence
+`unpermute`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,9 @@ import numpy as np
 
 from jaxserve.config import ModelConfig, RopeConfig
 from jaxserve.model import gguf_tokenizer
-from jaxserve.model.checkpoint import Checkpoint, check_params
-from jaxserve.progress import progress
+from jaxserve.model.checkpoint import Checkpoint
+from jaxserve.model.lazy_params import LazyParams, aligned_empty
+from jaxserve.model.llama import param_shapes
 
 _ARCHITECTURE = "llama"
 _ROPE_FREQS = "rope_freqs.weight"
@@ -157,12 +159,17 @@ def llama3_rope(theta: float, head_dim: int, factors: np.ndarray) -> RopeConfig:
 
 def _rope(fields: Mapping[str, Any], head_dim: int, tensors: Mapping[str, Any]) -> RopeConfig:
   scaling = fields.get("llama.rope.scaling.type", "none")
-  if scaling != "none":
-    raise ValueError(f"llama.rope.scaling.type={scaling!r} is not supported; only 'none' is")
+  if scaling not in ("none", "linear"):
+    raise ValueError(
+      f"llama.rope.scaling.type={scaling!r} is not supported; only 'none' and 'linear' are"
+    )
   rotated = fields.get("llama.rope.dimension_count", head_dim)
   if rotated != head_dim:
     raise ValueError(f"llama.rope.dimension_count={rotated} is not supported; only {head_dim} is")
   theta = float(_shortest_float32(fields.get("llama.rope.freq_base", 10_000.0)))
+  if scaling == "linear":
+    factor = _shortest_float32(fields.get("llama.rope.scaling.factor", 1.0))
+    return RopeConfig(theta=theta, kind="linear", factor=factor)
   if _ROPE_FREQS not in tensors:
     return RopeConfig(theta=theta)
   return llama3_rope(theta, head_dim, np.asarray(tensors[_ROPE_FREQS].data, dtype=np.float32))
@@ -208,14 +215,21 @@ def model_config(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> Model
     rms_norm_eps=_shortest_float32(fields.get("llama.attention.layer_norm_rms_epsilon", 1e-5)),
     tie_word_embeddings="output.weight" not in tensors,
     max_position=fields.get("llama.context_length", 8192),
+    sliding_window=fields.get("llama.attention.sliding_window") or None,
   )
 
 
 def _dequantize(tensor: Any) -> np.ndarray:
   from gguf.quants import dequantize
 
+  return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+
+
+def _check_kind(tensor: Any) -> None:
+  from gguf.quants import dequantize
+
   try:
-    return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+    dequantize(tensor.data[:1], tensor.tensor_type)
   except NotImplementedError:
     kind = tensor.tensor_type.name
     raise ValueError(
@@ -223,47 +237,70 @@ def _dequantize(tensor: Any) -> np.ndarray:
     ) from None
 
 
-def _part(tensors: dict[str, Any], name: str, config: ModelConfig) -> np.ndarray:
-  if name not in tensors:
-    raise ValueError(f"tensor {name!r} is missing")
-  array = _dequantize(tensors.pop(name))
-  heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(name.split(".")[-2])
-  if heads is None:
+def tensor_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+  """Our flat names -> the GGUF tensors stacked into each."""
+  names: dict[str, tuple[str, ...]] = {ours: (theirs,) for theirs, ours in _TOP_LEVEL.items()}
+  for layer in range(config.num_layers):
+    prefix = f"blk.{layer}"
+    for theirs, ours in _PER_LAYER.items():
+      names[f"layers.{layer}.{ours}"] = (f"{prefix}.{theirs}",)
+    for ours, parts in _FUSED.items():
+      names[f"layers.{layer}.{ours}"] = tuple(f"{prefix}.{part}" for part in parts)
+  if config.tie_word_embeddings:
+    del names["lm_head"]
+  return names
+
+
+def _rows(config: ModelConfig, name: str, shape: tuple[int, ...]) -> int:
+  """Rows of a tensor, given the shape of the array that it is a part of."""
+  part = name.removesuffix(".weight").rsplit(".", 1)[-1]
+  return {
+    "attn_q": config.num_heads * config.head_dim,
+    "attn_k": config.num_kv_heads * config.head_dim,
+    "attn_v": config.num_kv_heads * config.head_dim,
+    "ffn_gate": config.intermediate_size,
+    "ffn_up": config.intermediate_size,
+  }.get(part, shape[0])
+
+
+def _check_tensors(
+  tensors: Mapping[str, Any], names: Mapping[str, tuple[str, ...]], config: ModelConfig
+) -> None:
+  """Raises a ValueError that names a tensor which is missing, unknown or of a wrong kind."""
+  known = {name for parts in names.values() for name in parts}
+  if unknown := sorted(set(tensors) - known - set(_IGNORED_TENSORS)):
+    raise ValueError(f"{len(unknown)} tensors that a Llama does not have: {', '.join(unknown[:4])}")
+  for ours, shape in param_shapes(config).items():
+    for name in names[ours]:
+      if name not in tensors:
+        raise ValueError(f"tensor {name!r} is missing")
+      expected = (_rows(config, name, shape), *shape[1:])
+      found = tuple(int(size) for size in reversed(tensors[name].shape))
+      if found != expected:
+        raise ValueError(f"tensor {name!r} has shape {found}, but the metadata make it {expected}")
+      _check_kind(tensors[name])
+
+
+def _lazy_params(tensors: Mapping[str, Any], config: ModelConfig) -> LazyParams:
+  names, shapes = tensor_names(config), param_shapes(config)
+  _check_tensors(tensors, names, config)
+
+  def part(name: str) -> np.ndarray:
+    array = _dequantize(tensors[name])
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(name.split(".")[-2])
+    return array if heads is None else unpermute(array, heads)
+
+  def read(ours: str) -> np.ndarray:
+    array = aligned_empty(shapes[ours], np.dtype(np.float32))
+    row = 0
+    for name in names[ours]:
+      rows = _rows(config, name, shapes[ours])
+      array[row : row + rows] = part(name)
+      row += rows
     return array
-  if array.shape[0] != heads * config.head_dim:
-    raise ValueError(f"tensor {name!r}: {array.shape[0]} rows, not {heads} x {config.head_dim}")
-  return unpermute(array, heads)
 
-
-def _layer(tensors: dict[str, Any], layer: int, config: ModelConfig) -> dict[str, np.ndarray]:
-  prefix = f"blk.{layer}"
-  arrays = {ours: _part(tensors, f"{prefix}.{name}", config) for name, ours in _PER_LAYER.items()}
-  for ours, names in _FUSED.items():
-    arrays[ours] = np.concatenate([_part(tensors, f"{prefix}.{name}", config) for name in names])
-  return {f"layers.{layer}.{ours}": array for ours, array in arrays.items()}
-
-
-def _read_params(tensors: dict[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
-  for name in _IGNORED_TENSORS:
-    tensors.pop(name, None)
-  params: dict[str, np.ndarray] = {}
-  total = sum(int(tensor.n_bytes) for tensor in tensors.values())
-  with progress(total, "B", "Converting the GGUF") as bar:
-    left = total
-    for layer in range(config.num_layers):
-      params |= _layer(tensors, layer, config)
-      now_left = sum(int(tensor.n_bytes) for tensor in tensors.values())
-      bar.advance(left - now_left)
-      left = now_left
-    for name, ours in _TOP_LEVEL.items():
-      if name in tensors or ours != "lm_head":
-        params[ours] = _part(tensors, name, config)
-    bar.advance(left)
-  if tensors:
-    names = ", ".join(sorted(tensors)[:4])
-    raise ValueError(f"{len(tensors)} tensors that a Llama does not have: {names}")
-  check_params(config, params)
-  return params
+  total = sum(int(tensors[name].n_bytes) for parts in names.values() for name in parts)
+  return LazyParams(shapes, read, total)
 
 
 def _eos_token_ids(fields: Mapping[str, Any]) -> tuple[int, ...]:
@@ -278,7 +315,8 @@ def read_gguf(path: Path) -> Checkpoint:
     path: the file.
 
   Returns:
-    The model in float32. Quantized weights are dequantized; they do not become more precise.
+    The model in float32; quantized weights are dequantized when they are asked for, which does not
+    make them more precise.
 
   Raises:
     ValueError: naming the file, the tensor or field, and the remedy, if the file is truncated or
@@ -291,7 +329,7 @@ def read_gguf(path: Path) -> Checkpoint:
     config = model_config(fields, tensors)
     return Checkpoint(
       config=config,
-      params=_read_params(tensors, config),
+      params=_lazy_params(tensors, config),
       tokenizer_json=gguf_tokenizer.tokenizer_json(fields),
       chat_template=fields.get("tokenizer.chat_template"),
       eos_token_ids=_eos_token_ids(fields),

@@ -1,47 +1,37 @@
-"""Llama checkpoints as Hugging Face lays them out: config.json, *.safetensors, tokenizer.json."""
+"""Models as Hugging Face lays them out: config.json, *.safetensors, tokenizer.json."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from absl import logging
 
-from jaxserve.config import ModelConfig
-from jaxserve.model import hf_config
-from jaxserve.model.checkpoint import Checkpoint, Dtype, array_dtype, check_params
-from jaxserve.progress import progress
+from jaxserve.model import hf_config, hf_rope, shards
+from jaxserve.model.checkpoint import Checkpoint, Dtype
+from jaxserve.model.hf_tensors import fused_params
 
 _INDEX = "model.safetensors.index.json"
-_LFS_MAGIC = b"version https://git-lfs"
-_TOP_LEVEL = {
-  "embed": "model.embed_tokens.weight",
-  "norm": "model.norm.weight",
-  "lm_head": "lm_head.weight",
-}
-# Our name -> the tensors stacked into it, in row order.
-_PER_LAYER: Mapping[str, tuple[str, ...]] = {
-  "input_norm": ("input_layernorm",),
-  "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-  "o": ("self_attn.o_proj",),
-  "post_norm": ("post_attention_layernorm",),
-  "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-  "down": ("mlp.down_proj",),
-}
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-
-
-def _refuse_lfs_pointer(path: Path) -> None:
-  with path.open("rb") as file:
-    if file.read(len(_LFS_MAGIC)) == _LFS_MAGIC:
-      raise ValueError(f"{path} is a git-LFS pointer, not the file itself; run `git lfs pull`")
+_SINGLE = "model.safetensors"
+_QUANT_CONFIG = "hf_quant_config.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_ADVICE = (
+  "loading them runs code from the file; get the model's *.safetensors, or convert with "
+  "transformers: from_pretrained(...).save_pretrained(..., safe_serialization=True)"
+)
+# Marks that end a turn in published chat templates; some files list them nowhere as an end.
+_ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
+_MAX_JSON_BYTES = 256 << 20
+_NUM_NAMES = 4
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-  _refuse_lfs_pointer(path)
+  shards.refuse_lfs_pointer(path)
+  if path.stat().st_size > _MAX_JSON_BYTES:
+    raise ValueError(f"{path} has {path.stat().st_size} bytes, which no such file has")
   try:
     value = json.loads(path.read_text(encoding="utf-8"))
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} is not JSON: {error}") from None
   if not isinstance(value, dict):
     raise ValueError(f"{path} is not a JSON object")
@@ -52,111 +42,105 @@ def _read_optional_json(path: Path) -> dict[str, Any]:
   return _read_json(path) if path.is_file() else {}
 
 
-def _weight_files(directory: Path) -> list[Path]:
-  """The shards: those that the index names, or every *.safetensors where there is no index."""
+def _indexed(directory: Path) -> dict[str, str]:
+  """Tensor -> file name, as the index has it; a ValueError names the files that are missing."""
+  weight_map = _read_json(directory / _INDEX).get("weight_map")
+  if not isinstance(weight_map, Mapping) or not weight_map:
+    raise ValueError(f"{directory / _INDEX}: weight_map={weight_map!r} must name the shards")
+  for name in set(weight_map.values()) if all(map(_is_text, weight_map.values())) else [None]:
+    shards.inside(directory, name)
+  names = sorted(set(weight_map.values()))
+  if missing := [name for name in names if not (directory / name).is_file()]:
+    raise ValueError(
+      f"{directory}: {len(missing)} of its {len(names)} shards are missing: "
+      f"{', '.join(missing[:_NUM_NAMES])}; download them too"
+    )
+  return dict(weight_map)
+
+
+def _is_text(value: object) -> bool:
+  return isinstance(value, str)
+
+
+def _refuse_pickles(directory: Path) -> None:
+  found = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
+  if found:
+    raise ValueError(
+      f"{directory}: its weights are pickles ({', '.join(found[:_NUM_NAMES])}), which are not "
+      f"read: {_ADVICE}"
+    )
+
+
+def _tensors(directory: Path) -> dict[str, shards.Tensor]:
+  """All tensors: of the shards that the index names, or of every *.safetensors without one."""
   if (directory / _INDEX).is_file():
-    names = sorted(set(_read_json(directory / _INDEX).get("weight_map", {}).values()))
-    paths = [directory / name for name in names]
-    if missing := [path.name for path in paths if not path.is_file()]:
-      raise ValueError(f"{directory}: {len(missing)} of its shards are missing: {missing[:4]}")
-  else:
-    paths = sorted(directory.glob("*.safetensors"))
+    weight_map = _indexed(directory)
+    files = sorted(set(weight_map.values()))
+    found = shards.read_headers([directory / name for name in files])
+    for name, file in weight_map.items():
+      if name not in found or found[name].path.name != Path(file).name:
+        raise ValueError(f"{directory / file}: tensor {name!r}, which the index puts there, is not")
+    return found
+  single = directory / _SINGLE
+  paths = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
   if not paths:
+    _refuse_pickles(directory)
     raise ValueError(f"{directory}: there are no *.safetensors files in it")
-  for path in paths:
-    _refuse_lfs_pointer(path)
-  return paths
-
-
-def tensor_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-  """Our flat names -> the Hugging Face tensors stacked into each."""
-  names = {
-    f"layers.{layer}.{ours}": tuple(f"model.layers.{layer}.{part}.weight" for part in parts)
-    for layer in range(config.num_layers)
-    for ours, parts in _PER_LAYER.items()
-  }
-  names |= {ours: (theirs,) for ours, theirs in _TOP_LEVEL.items()}
-  if config.tie_word_embeddings:
-    del names["lm_head"]
-  return names
-
-
-def fuse(
-  config: ModelConfig, get: Callable[[str], np.ndarray], dtype: Dtype
-) -> dict[str, np.ndarray]:
-  """Renames and stacks Hugging Face tensors.
-
-  Args:
-    config: the model's shape.
-    get: the tensor of a Hugging Face name; raises a ValueError where there is none.
-    dtype: of the matrices returned; norm gains are float32.
-
-  Returns:
-    Arrays by flat name, as `llama.param_shapes` lists them.
-  """
-  names = tensor_names(config)
-  params: dict[str, np.ndarray] = {}
-  with progress(len(names), "arrays", "Weights") as bar:
-    for ours, parts in names.items():
-      arrays = [get(part) for part in parts]
-      array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-      params[ours] = np.asarray(array).astype(array_dtype(ours, dtype), copy=False)
-      bar.advance()
-  return params
-
-
-def _open_shards(paths: list[Path]) -> dict[str, Any]:
-  from safetensors import safe_open
-
-  shard_of: dict[str, Any] = {}
-  for path in paths:
-    try:
-      shard = safe_open(path, "numpy")
-    except Exception as error:  # SafetensorError; it derives from Exception alone.
-      raise ValueError(f"{path} is truncated or corrupt ({error}); get it again") from None
-    shard_of |= dict.fromkeys(shard.keys(), shard)
-  return shard_of
-
-
-def _read_params(directory: Path, config: ModelConfig, dtype: Dtype) -> dict[str, np.ndarray]:
-  shard_of = _open_shards(_weight_files(directory))
-  known = {name for parts in tensor_names(config).values() for name in parts}
-  if config.tie_word_embeddings:
-    known.add(_TOP_LEVEL["lm_head"])  # Some files repeat the embedding under this name.
-  extra = sorted(
-    name for name in shard_of if name not in known and not name.endswith(_IGNORED_SUFFIXES)
-  )
-  if extra:
-    raise ValueError(f"{len(extra)} tensors that a Llama does not have: {', '.join(extra[:4])}")
-
-  def get(name: str) -> np.ndarray:
-    if name not in shard_of:
-      raise ValueError(f"tensor {name!r} is missing")
-    return shard_of[name].get_tensor(name)
-
-  params = fuse(config, get, dtype)
-  check_params(config, params)
-  return params
+  return shards.read_headers([shards.inside(directory, path.name) for path in paths])
 
 
 def _chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
   """chat_template.jinja wins over tokenizer_config.json, where it may be one of several."""
   path = directory / "chat_template.jinja"
   if path.is_file():
+    shards.refuse_lfs_pointer(path)
     return path.read_text(encoding="utf-8")
   template = tokenizer_config.get("chat_template")
   if isinstance(template, list):
     named = {entry.get("name"): entry.get("template") for entry in template}
-    return named.get("default")
-  return template
+    template = named.get("default")
+  return template if isinstance(template, str) else None
 
 
 def _tokenizer_json(directory: Path) -> str:
-  path = directory / "tokenizer.json"
-  if not path.is_file():
-    raise ValueError(f"{directory}: tokenizer.json is missing; other tokenizers are not supported")
-  _refuse_lfs_pointer(path)
-  return path.read_text(encoding="utf-8")
+  path, model = directory / "tokenizer.json", directory / "tokenizer.model"
+  if path.is_file():
+    shards.refuse_lfs_pointer(path)
+    return path.read_text(encoding="utf-8")
+  if model.is_file():
+    shards.refuse_lfs_pointer(model)
+    from jaxserve.model.sentencepiece_tokenizer import tokenizer_json
+
+    return tokenizer_json(model)
+  raise ValueError(
+    f"{directory}: it has no tokenizer.json and no tokenizer.model; other tokenizers are not "
+    "supported"
+  )
+
+
+def _text(token: object) -> object:
+  """A token in tokenizer_config.json: its text, or an object that has it as "content"."""
+  return token.get("content") if isinstance(token, Mapping) else token
+
+
+def _ends_of_reply(
+  tokenizer_json: str, tokenizer_config: Mapping[str, Any], chat_template: str | None
+) -> list[int]:
+  """Ids of the tokenizer's own end, and of the marks that end a turn of this chat template."""
+  try:
+    added = json.loads(tokenizer_json).get("added_tokens") or []
+    ids = {token["content"]: int(token["id"]) for token in added}
+  except (ValueError, KeyError, TypeError, AttributeError):  # The reader of the tokenizer says why.
+    return []
+  marks = [mark for mark in _ENDS_OF_TURN if mark in (chat_template or "")]
+  wanted = [_text(tokenizer_config.get("eos_token")), *marks]
+  return [ids[token] for token in wanted if isinstance(token, str) and token in ids]
+
+
+def _check_quantization(directory: Path, config: Mapping[str, Any]) -> None:
+  """Some files keep what the weights are beside config.json, which then says nothing of it."""
+  hf_config.refuse_quantized(config)
+  hf_config.refuse_quantized(_read_optional_json(directory / _QUANT_CONFIG), _QUANT_CONFIG)
 
 
 def is_hf_directory(directory: Path) -> bool:
@@ -164,34 +148,42 @@ def is_hf_directory(directory: Path) -> bool:
   return (directory / "config.json").is_file()
 
 
-def read_hf_directory(directory: Path, dtype: Dtype) -> Checkpoint:
-  """Reads a Llama from a Hugging Face directory.
+def read_hf_directory(directory: Path, dtype: Dtype | None) -> Checkpoint:
+  """Opens a model of the Llama family in a Hugging Face directory.
 
   Args:
-    directory: with config.json, *.safetensors and tokenizer.json.
-    dtype: of the matrices returned; norm gains are float32.
+    directory: with config.json, *.safetensors and tokenizer.json or tokenizer.model.
+    dtype: of the matrices; gains and biases are float32. None: as the files have them.
 
   Returns:
-    The checkpoint.
+    The checkpoint. Headers have been checked, the arrays are read when asked for.
 
   Raises:
-    ValueError: naming the file and what is wrong with it or missing.
+    ValueError: naming the file or tensor and what is wrong with it or missing.
   """
   raw = _read_json(directory / "config.json")
   generation = _read_optional_json(directory / "generation_config.json")
   tokenizer_config = _read_optional_json(directory / "tokenizer_config.json")
   try:
+    family = hf_config.family_of(raw)
+    _check_quantization(directory, raw)
     config = hf_config.model_config_from_hf(raw)
-    params = _read_params(directory, config, dtype)
+    params = fused_params(config, family, _tensors(directory), dtype)
   except ValueError as error:
-    raise ValueError(f"{directory}: {error}") from None
+    named = str(error) if str(directory) in str(error) else f"{directory}: {error}"
+    raise ValueError(named) from None
+  for warning in hf_rope.rope_warnings(raw):
+    logging.warning("%s: %s", directory, warning)
+  tokenizer, template = _tokenizer_json(directory), _chat_template(directory, tokenizer_config)
+  ends = [*hf_config.eos_token_ids(raw, generation)]
+  ends += _ends_of_reply(tokenizer, tokenizer_config, template)
   bos = raw.get("bos_token_id")
   return Checkpoint(
     config=config,
     params=params,
-    tokenizer_json=_tokenizer_json(directory),
-    chat_template=_chat_template(directory, tokenizer_config),
-    eos_token_ids=hf_config.eos_token_ids(raw, generation),
+    tokenizer_json=tokenizer,
+    chat_template=template,
+    eos_token_ids=tuple(dict.fromkeys(ends)),
     bos_token_id=bos if isinstance(bos, int) else None,
     name=directory.resolve().name,
     source=str(directory),

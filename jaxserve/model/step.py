@@ -6,6 +6,7 @@ bucket: the number of executables is a sum, not a product.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxserve.config import ModelConfig, PlanShape
@@ -58,10 +59,13 @@ def forward(
   plan = unpack_plan(packed_plan, shape)
   model = llama.merge(graphdef, leaves)
   x = _embed(model.embed[...], _tokens(token_table, plan))
+  if config.embed_scale != 1:
+    x = x * np.float32(config.embed_scale)
 
   def attend(
-    layer: jax.Array | int, q: jax.Array, k: jax.Array, v: jax.Array, kv: KVCache
-  ) -> tuple[jax.Array, KVCache]:
+    layer: jax.Array | int, q: jax.Array, k: jax.Array, v: jax.Array, kv: KVCache,
+    window: int | None,
+  ) -> tuple[jax.Array, KVCache]:  # fmt: skip
     kv = kv_cache.write(
       kv, k, v, layer=layer, slot_mapping=plan.slot_mapping, dtype=dtype, implementation=attention
     )
@@ -76,12 +80,13 @@ def forward(
       query_tile=shape.query_tile,
       decode_items=shape.num_decode_items,
       first_page=layer * shape.cache.num_pages,
+      window=window,
       implementation=attention,
     )
     return out, kv
 
   # Jitted it is traced and lowered once for all layers: GPU kernels take seconds of both.
-  once: llama.Attend = jax.jit(attend) if unroll else attend
+  once: llama.Attend = jax.jit(attend, static_argnums=5) if unroll else attend
   x, kv = llama.run_layers(model, config, x, plan.positions, kv, once, unroll=unroll)
   hidden = llama.rms_norm(x[plan.logits_idx], model.norm[...], config.rms_norm_eps)
   return hidden, kv, jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])

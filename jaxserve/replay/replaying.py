@@ -54,13 +54,14 @@ def build_engine(header: recording.Header, cache_dir: pathlib.Path) -> Engine:
   store = ExecutableStore(cache_dir / "executables")
   config = header.config
   checkpoint = source.load_checkpoint(header.model, cache_dir, config.dtype)
-  found = first_field(to_plain(config.model), to_plain(checkpoint.config))
+  model = checkpoint.config.for_context(config.scheduler.max_model_len)
+  found = first_field(to_plain(config.model), to_plain(model))
   if found:
     raise RecordingError(
       f"model={header.model!r}: {found[0]} is {found[2]}, in the recording it was {found[1]}; give "
       "the model that was recorded"
     )
-  graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(config.dtype))
+  graphdef, leaves = llama.load(model, checkpoint.params, jnp.dtype(config.dtype), config.quantize)
   params = make_params(header.params, config.scheduler)
   try:
     salt = bytes.fromhex(header.salt)

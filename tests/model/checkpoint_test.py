@@ -2,15 +2,19 @@
 
 import dataclasses
 import json
+import shutil
 import stat
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxserve.model import checkpoint as checkpoint_lib
-from jaxserve.model.checkpoint import is_checkpoint, restore, save, with_dtype
+from jaxserve.model import native
+from jaxserve.model.checkpoint import with_dtype
+from jaxserve.model.native import is_checkpoint, restore, save
 from jaxserve.model.random_llama import random_checkpoint
 
 
@@ -35,8 +39,9 @@ class TestRoundTrip:
         assert getattr(read, field.name) == getattr(saved, field.name)
     assert list(read.params) == list(saved.params)
     for name, array in saved.params.items():
-      assert read.params[name].dtype == np.float32
-      np.testing.assert_array_equal(read.params[name], array)
+      restored = read.params[name]
+      assert restored.dtype == np.float32
+      np.testing.assert_array_equal(restored, array)
 
   def test_bfloat16_is_the_rounding_of_the_same_weights(self, tmp_path):
     saved = tiny()
@@ -51,7 +56,9 @@ class TestRoundTrip:
   def test_weights_exact_in_bfloat16_are_stored_so(self, tmp_path):
     saved = with_dtype(with_dtype(tiny(), "bfloat16"), "float32")
     save(tmp_path / "a", saved)
-    assert json.loads((tmp_path / "a" / "jaxserve.json").read_text())["dtype"] == "bfloat16"
+    (group,) = json.loads((tmp_path / "a" / "jaxserve.json").read_text())["arrays"]
+    assert {array["dtype"] for array in group.values()} == {"bfloat16", "float32"}
+    assert group["layers.0.qkv"]["dtype"] == "bfloat16"
     read = restore(tmp_path / "a", "float32")
     for name, array in saved.params.items():
       np.testing.assert_array_equal(read.params[name], array)
@@ -64,8 +71,9 @@ class TestRoundTrip:
     np.testing.assert_array_equal(read.params["embed"], saved.params["embed"])
 
   def test_arrays_are_read_in_groups(self, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_lib, "_GROUP_BYTES", 20_000)
+    monkeypatch.setattr(native, "_GROUP_BYTES", 80_000)
     save(tmp_path / "a", tiny())
+    assert len(list((tmp_path / "a" / "params").iterdir())) > 2
     read = restore(tmp_path / "a", "float32")
     assert read.params.keys() == tiny().params.keys()
 
@@ -81,7 +89,7 @@ class TestInterruption:
     def fail(*_):
       raise error
 
-    monkeypatch.setattr(checkpoint_lib, "_metadata", fail)
+    monkeypatch.setattr(native, "_metadata", fail)
     with pytest.raises(error):
       save(tmp_path / "a", tiny())
     assert list(tmp_path.iterdir()) == []
@@ -101,18 +109,51 @@ class TestInterruption:
     assert (tmp_path / "a" / "jaxserve.json").read_bytes() == before
 
   def test_the_second_of_two_saves_at_once_gives_way(self, tmp_path, monkeypatch):
-    metadata = checkpoint_lib._metadata
+    metadata = native._metadata
 
     def meanwhile(*args):
-      monkeypatch.setattr(checkpoint_lib, "_metadata", metadata)
+      monkeypatch.setattr(native, "_metadata", metadata)
       save(tmp_path / "a", tiny(name="first"))
       return metadata(*args)
 
-    monkeypatch.setattr(checkpoint_lib, "_metadata", meanwhile)
+    monkeypatch.setattr(native, "_metadata", meanwhile)
     with pytest.raises(FileExistsError, match="another process"):
       save(tmp_path / "a", tiny(name="second"))
     assert restore(tmp_path / "a", "float32").name == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+# Writes a checkpoint, and stops for good when all that is missing is its last file.
+WRITER = """
+import pathlib, sys, time
+from jaxserve.model import native
+from jaxserve.model.random_llama import random_checkpoint
+
+def stop(*_):
+  print("written", flush=True)
+  time.sleep(600)
+
+native._metadata = stop
+native.save(pathlib.Path(sys.argv[1]), random_checkpoint())
+"""
+
+
+class TestKill:
+  def test_a_killed_conversion_leaves_nothing_half_valid_and_can_be_run_again(self, tmp_path):
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "a")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+      assert writer.stdout.readline() == "written\n"
+      (left,) = tmp_path.iterdir()
+      assert left.name.startswith(".a.tmp-") and not is_checkpoint(left)
+      save(tmp_path / "b", tiny())  # Another's scratch is not this one's.
+      native.save(tmp_path / "a", tiny())  # While the other is at it: its scratch is left alone.
+      assert left.exists()
+      shutil.rmtree(tmp_path / "a")
+      writer.kill()
+    save(tmp_path / "a", tiny())
+    assert not left.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert restore(tmp_path / "a", "float32").name == "random"
 
 
 class TestDamage:
@@ -123,13 +164,33 @@ class TestDamage:
 
   def fails(self, path, match):
     with pytest.raises(ValueError, match=match) as caught:
-      restore(path, "float32")
+      params = restore(path, "float32").params
+      [params[name] for name in params]
     assert f"delete {path} and convert the model again" in str(caught.value)
 
   def test_missing_arrays(self, saved):
     for path in sorted((saved / "params").rglob("*"), reverse=True):
       path.unlink() if path.is_file() else path.rmdir()
     self.fails(saved, "is damaged")
+
+  def test_a_flipped_bit_in_an_array_is_found(self, saved):
+    found = 0
+    for path in sorted((saved / "params").rglob("d/*")):
+      content = bytearray(path.read_bytes())
+      if len(content) > 10_000:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        found += 1
+    assert found
+    self.fails(saved, "its bytes are not those that were written|is damaged")
+
+  def test_an_array_that_is_another_of_the_same_shape(self, saved):
+    path = saved / "jaxserve.json"
+    metadata = json.loads(path.read_text())
+    arrays = metadata["arrays"][0]
+    arrays["layers.0.o"], arrays["layers.1.o"] = arrays["layers.1.o"], arrays["layers.0.o"]
+    path.write_text(json.dumps(metadata))
+    self.fails(saved, r"layers\.0\.o: its bytes are not those that were written")
 
   def test_metadata_cut_short(self, saved):
     path = saved / "jaxserve.json"

@@ -7,9 +7,43 @@ import numpy as np
 import pytest
 
 from jaxserve.config import RopeConfig
-from jaxserve.model import llama, source
+from jaxserve.model import gguf, llama, source
 from jaxserve.model.gguf import llama3_rope, read_gguf, unpermute
-from tests.testing.gguf_files import CHAT_TEMPLATE, CONFIG, permute, write_gguf
+from tests.testing.gguf_files import CHAT_TEMPLATE, CONFIG, permute, write_gguf, write_k_quants
+
+
+def q4_k(block):
+  """256 numbers of ggml's block_q4_K: d, dmin, 8 scales and minima of 6 bits, 4-bit values."""
+  d, dmin = block[:4].view(np.float16).astype(np.float64)
+  packed, values, out = block[4:16].astype(int), block[16:144], []
+  for j in range(8):
+    if j < 4:
+      scale, low = packed[j] & 63, packed[j + 4] & 63
+    else:
+      scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6 << 4)
+      low = (packed[j + 4] >> 4) | (packed[j] >> 6 << 4)
+    nibbles = values[32 * (j // 2) : 32 * (j // 2 + 1)] >> (4 * (j % 2)) & 15
+    out.append(d * scale * nibbles - dmin * low)
+  return np.concatenate(out)
+
+
+def q6_k(block):
+  """256 numbers of ggml's block_q6_K: low 4 bits, high 2 bits, 16 scales of 8 bits, d."""
+  low, high = block[:128].astype(int), block[128:192].astype(int)
+  scales, d = block[192:208].view(np.int8).astype(int), float(block[208:210].view(np.float16)[0])
+  out = np.zeros(256)
+  for half in range(2):
+    for i in range(32):
+      a, b, h = low[64 * half + i], low[64 * half + 32 + i], high[32 * half + i]
+      quads = (a & 15, b & 15, a >> 4, b >> 4)
+      for quarter, four in enumerate(quads):
+        at = 128 * half + 32 * quarter + i
+        value = (four | (h >> 2 * quarter & 3) << 4) - 32
+        out[at] = d * scales[at // 16] * value
+  return out
+
+
+K_QUANTS = {"Q4_K": q4_k, "Q6_K": q6_k}
 
 
 class TestUnpermute:
@@ -55,6 +89,38 @@ class TestRead:
       assert read.params[name].dtype == np.float32
       scale = np.abs(array).max()
       assert np.abs(read.params[name] - array).max() < error * scale, name
+
+  @pytest.mark.parametrize("quantization", ["Q4_K", "Q6_K"])
+  def test_k_quants_are_those_of_ggml(self, tmp_path, quantization):
+    config = dataclasses.replace(CONFIG, hidden_size=256, intermediate_size=256, head_dim=128)
+    config = dataclasses.replace(config, num_heads=2, num_kv_heads=1, num_layers=1)
+    blocks = write_k_quants(tmp_path / "a.gguf", config, quantization)
+    read = read_gguf(tmp_path / "a.gguf")
+    for ours, name in (("layers.0.down", "blk.0.ffn_down.weight"), ("embed", "token_embd.weight")):
+      expected = np.stack([K_QUANTS[quantization](row) for row in blocks[name]])
+      np.testing.assert_allclose(read.params[ours], expected, rtol=1e-6, atol=1e-7)
+
+  def test_nothing_is_dequantized_before_it_is_asked_for(self, tmp_path, monkeypatch):
+    params = write_gguf(tmp_path / "a.gguf", quantization="Q8_0")
+    asked = []
+    whole = gguf._dequantize
+    monkeypatch.setattr(gguf, "_dequantize", lambda t: asked.append(t.name) or whole(t))
+    read = read_gguf(tmp_path / "a.gguf")
+    assert asked == []
+    assert read.params["layers.1.gate_up"].shape == params["layers.1.gate_up"].shape
+    assert asked == ["blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"]
+
+  def test_linear_rope_and_a_window(self, tmp_path):
+    from gguf import RopeScalingType
+
+    def fields(writer):
+      writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+      writer.add_rope_scaling_factor(4.0)
+      writer.add_sliding_window(9)
+
+    write_gguf(tmp_path / "a.gguf", fields=fields)
+    config = read_gguf(tmp_path / "a.gguf").config
+    assert config.rope == RopeConfig(kind="linear", factor=4.0) and config.sliding_window == 9
 
   def test_a_tokenizer_is_rebuilt(self, tmp_path):
     from tokenizers import Tokenizer
@@ -146,6 +212,10 @@ class TestErrors:
   def test_another_architecture(self, tmp_path):
     write_gguf(tmp_path / "a.gguf", architecture="qwen2")
     self.fails(tmp_path / "a.gguf", "general.architecture='qwen2' is not supported")
+
+  def test_a_wrong_shape(self, tmp_path):
+    write_gguf(tmp_path / "a.gguf", extra={"output_norm.weight": np.ones(32, np.float32)})
+    self.fails(tmp_path / "a.gguf", r"'output_norm.weight' has shape \(32,\), .* \(64,\)")
 
   def test_another_pre_tokenizer(self, tmp_path):
     write_gguf(tmp_path / "a.gguf", pre="deepseek-llm")

@@ -1,9 +1,8 @@
-"""Our Llama against that of transformers, over pages and chunks: golden files, and live."""
+"""Our Llama against models of transformers, over pages and chunks: golden files, and live."""
 
 import dataclasses
 import functools
 import importlib.util
-import json
 from pathlib import Path
 
 import jax
@@ -17,9 +16,10 @@ from jaxserve.text.tokenizer import load_tokenizer
 from jaxserve.types import pack_plan
 from tests.testing.plans import Row, make_plan
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("llama_*.npz"))
+GOLDEN = Path(__file__).parents[1] / "golden"
+FAMILIES = sorted(path.name for path in (GOLDEN / "families").iterdir())
 PAGE_SIZE = 5
-MAX_LEN = 60
+MAX_LEN = 105
 TOLERANCE = 1e-4
 
 
@@ -61,6 +61,7 @@ class Model:
     pages = np.random.default_rng(0).permutation(SHAPE.cache.num_pages)
     self.pages = pages.reshape(2, -1)
     self.computed = [0, 0]
+    self.options = {}
 
   def run(self, grants):
     """Computes grants = {request: tokens}; returns {request: logits of those tokens}."""
@@ -73,6 +74,7 @@ class Model:
     hidden, self.kv, _ = forward(
       self.leaves, self.kv, self.table, pack_plan(plan),
       graphdef=self.graphdef, config=self.config, shape=SHAPE, dtype=jnp.float32,
+      **self.options,
     )  # fmt: skip
     logits = np.asarray(head(self.leaves, hidden, graphdef=self.graphdef))
     at = 0
@@ -91,34 +93,52 @@ def chunked(model: Model, num_tokens: int, chunk: int) -> np.ndarray:
   return np.concatenate(steps)
 
 
-@functools.cache
-def golden(path: Path):
-  data = np.load(path)
-  fields = json.loads(str(data["config"]))
-  config = ModelConfig(**{**fields, "rope": RopeConfig(**fields["rope"])})
-  prefix = "params/"
-  params = {key.removeprefix(prefix): data[key] for key in data if key.startswith(prefix)}
-  return config, params, data["tokens"], data["logits"]
-
-
 def assert_close(actual, expected):
   np.testing.assert_allclose(actual, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_there_are_golden_files():
-  assert len(GOLDEN) == 3
+def test_every_family_has_a_golden_checkpoint():
+  from experiments.parity_goldens.families import FAMILIES as made
+
+  assert sorted(made) == FAMILIES
 
 
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+class Golden:
+  """A checkpoint that transformers wrote, loaded as a user loads it, and what it must compute."""
+
+  def __init__(self, name):
+    folder = GOLDEN / "families" / name
+    checkpoint = source.load_checkpoint(str(folder), Path("unused"), "float32")
+    self.config = checkpoint.config.for_context(MAX_LEN)
+    self.params = checkpoint.params
+    with np.load(folder / "golden.npz") as data:
+      self.prompt, self.logits, self.greedy = data["prompt"], data["logits"], data["greedy"]
+
+  def model(self, attention="ref", unroll=False):
+    model = Model(self.config, self.params, self.prompt)
+    model.options = {"attention": attention, "unroll": unroll}
+    return model
+
+
+@pytest.fixture(scope="module")
+def golden(request):
+  return Golden(request.param)
+
+
+@pytest.mark.parametrize("golden", FAMILIES, indirect=True)
 class TestGolden:
-  @pytest.mark.parametrize("chunk", [41, 1, 7, 16])
-  def test_a_prompt_in_chunks_has_the_logits_of_transformers(self, path, chunk):
-    config, params, tokens, logits = golden(path)
-    assert_close(chunked(Model(config, params, tokens), len(tokens), chunk), logits)
+  def test_a_prompt_has_the_logits_and_the_continuation_of_transformers(self, golden):
+    model = golden.model()
+    logits = model.run({0: len(golden.prompt)})[0]
+    assert_close(logits, golden.logits)
+    output = [int(logits[-1].argmax())]
+    for _ in golden.greedy[1:]:
+      model.table = model.table.at[0, model.computed[0]].set(output[-1])
+      output.append(int(model.run({0: 1})[0][-1].argmax()))
+    assert len(output) == 64 and output == golden.greedy.tolist()
 
-  def test_a_prompt_in_chunks_beside_the_decodes_of_another_row(self, path):
-    config, params, tokens, logits = golden(path)
-    model = Model(config, params, tokens)
+  def test_a_prompt_in_chunks_beside_the_decodes_of_another_row(self, golden):
+    tokens, model = golden.prompt, golden.model()
     parts = {0: [], 1: [model.run({1: 5})[1]]}
     for start in range(0, len(tokens), 7):
       # The decode is the first row, then the second: neither place may matter.
@@ -127,9 +147,22 @@ class TestGolden:
         grants = dict(reversed(grants.items()))
       for request, part in model.run(grants).items():
         parts[request].append(part)
-    assert_close(np.concatenate(parts[0]), logits)
+    assert_close(np.concatenate(parts[0]), golden.logits)
     decoded = np.concatenate(parts[1])
-    assert_close(decoded, logits[: len(decoded)])
+    assert_close(decoded, golden.logits[: len(decoded)])
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2_yarn_windows"])
+def test_attention_for_cpus_has_the_same_logits_in_any_chunks(name):
+  golden = Golden(name)
+  for chunk in (16, 1):
+    assert_close(chunked(golden.model("xla"), len(golden.prompt), chunk), golden.logits)
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2_yarn_windows"])
+def test_windows_hold_in_unrolled_layers(name):
+  golden = Golden(name)
+  assert_close(chunked(golden.model(unroll=True), len(golden.prompt), 16), golden.logits)
 
 
 MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]

@@ -1,5 +1,6 @@
 """What `--model` accepts, where it looks, and what it says when that fails."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -8,11 +9,11 @@ import zipfile
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from experiments.parity_goldens.reference import hf_config, hf_tensors
 from jaxserve.model import checkpoint as checkpoint_lib
-from jaxserve.model import gguf, llama, source
+from jaxserve.model import gguf, llama, native, source
 from jaxserve.model.random_llama import random_checkpoint
 from tests.testing.gguf_files import CONFIG, write_gguf
 
@@ -109,7 +110,7 @@ class TestDirectory:
     assert source.load_checkpoint(str(tmp_path / "m"), tmp_path, "float32").chat_template == "d"
 
   def test_our_own_format(self, tmp_path):
-    checkpoint_lib.save(tmp_path / "m", random_checkpoint())
+    native.save(tmp_path / "m", random_checkpoint())
     assert source.load_checkpoint(str(tmp_path / "m"), tmp_path, "float32").name == "random"
 
   def test_a_directory_of_neither_kind(self, tmp_path):
@@ -120,7 +121,7 @@ class TestDirectory:
   def test_missing_shards_are_named(self, tmp_path):
     write_hf(tmp_path / "m", shards=3)
     (tmp_path / "m" / "model-00002-of-00003.safetensors").unlink()
-    fails(tmp_path / "m", tmp_path, "1 of its shards are missing: .*model-00002-of-00003")
+    fails(tmp_path / "m", tmp_path, "1 of its 3 shards are missing: model-00002-of-00003")
 
   def test_no_weights_at_all(self, tmp_path):
     write_hf(tmp_path / "m")
@@ -150,6 +151,62 @@ class TestDirectory:
     (tmp_path / "m" / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"]}')
     message = fails(tmp_path / "m", tmp_path, "T5ForConditionalGeneration")
     assert str(tmp_path / "m") in message
+
+
+class TestConvert:
+  def test_a_directory_comes_back_with_its_provenance(self, tmp_path):
+    params = write_hf(tmp_path / "m", shards=3)
+    document = source.convert(str(tmp_path / "m"), tmp_path / "out", tmp_path / "cache")
+    assert document["parameters"] == CONFIG.num_params and document["model"] == "m"
+    read = source.load_checkpoint(str(tmp_path / "out"), tmp_path / "cache", "float32")
+    assert (read.eos_token_ids, read.chat_template) == ((5, 7), "from config")
+    for name, array in params.items():
+      np.testing.assert_array_equal(read.params[name], array, err_msg=name)
+    provenance = json.loads((tmp_path / "out/jaxserve.json").read_text())["provenance"]
+    shard = tmp_path / "m/model-00001-of-00003.safetensors"
+    assert {
+      "file": shard.name,
+      "bytes": shard.stat().st_size,
+      "sha256": hashlib.sha256(shard.read_bytes()).hexdigest(),
+    } in provenance["files"]
+    assert "orbax-checkpoint" in provenance["software"]
+
+  def test_half_precision_is_kept(self, tmp_path):
+    write_hf(tmp_path / "m")
+    path = tmp_path / "m/model-00001-of-00001.safetensors"
+    halves = {name: array.astype(np.float16) for name, array in load_file(path).items()}
+    save_file(halves, path)
+    source.convert(str(tmp_path / "m"), tmp_path / "out", tmp_path)
+    (group,) = json.loads((tmp_path / "out/jaxserve.json").read_text())["arrays"]
+    assert group["embed"]["dtype"] == "float16" and group["norm"]["dtype"] == "float32"
+    read = source.load_checkpoint(str(tmp_path / "out"), tmp_path, "float32")
+    np.testing.assert_array_equal(read.params["embed"], halves["model.embed_tokens.weight"])
+
+  def test_a_gguf(self, tmp_path):
+    params = write_gguf(tmp_path / "a.gguf")
+    source.convert(str(tmp_path / "a.gguf"), tmp_path / "out", tmp_path / "cache")
+    read = source.load_checkpoint(str(tmp_path / "out"), tmp_path / "cache", "float32")
+    np.testing.assert_array_equal(read.params["layers.1.qkv"], params["layers.1.qkv"])
+    assert not (tmp_path / "cache").exists()
+
+  @pytest.mark.parametrize(
+    ("make", "match"),
+    [
+      (lambda out: native.save(out, random_checkpoint()), "holds a converted model already"),
+      (lambda out: out.mkdir(), "exists and is no converted model"),
+    ],
+  )
+  def test_what_is_there_is_not_touched(self, tmp_path, make, match):
+    make(tmp_path / "out")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=match):
+      source.convert("random", tmp_path / "out", tmp_path / "cache")
+    assert sorted(tmp_path.rglob("*")) == before
+
+  def test_the_native_format_is_not_converted_again(self, tmp_path):
+    source.convert("random", tmp_path / "a", tmp_path)
+    with pytest.raises(ValueError, match="native format already"):
+      source.convert(str(tmp_path / "a"), tmp_path / "b", tmp_path)
 
 
 class TestUnknown:

@@ -101,8 +101,9 @@ def write_gguf(
   extra=None,
   architecture: str = "llama",
   pre: str = "smollm",
+  fields=None,
 ):
-  """Writes a random Llama; returns its parameters before quantization."""
+  """Writes a random Llama, with further `fields(writer)`; returns its parameters."""
   from gguf import GGMLQuantizationType, GGUFWriter
   from gguf.quants import quantize
 
@@ -111,6 +112,8 @@ def write_gguf(
   writer = GGUFWriter(path, architecture)
   add_fields(writer, config)
   add_tokenizer(writer, pre)
+  if fields is not None:
+    fields(writer)
   for name, array in (gguf_tensors(config, params) | (extra or {})).items():
     if name == drop:
       continue
@@ -123,3 +126,32 @@ def write_gguf(
   writer.write_tensors_to_file()
   writer.close()
   return params
+
+
+def write_k_quants(path: Path, config: ModelConfig, quantization: str) -> dict[str, np.ndarray]:
+  """Writes a model whose matrices are random blocks of 256; returns the bytes of each row."""
+  from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+
+  kind = GGMLQuantizationType[quantization]
+  count, size = GGML_QUANT_SIZES[kind]
+  rng = np.random.default_rng(0)
+  writer = GGUFWriter(path, "llama")
+  add_fields(writer, config)
+  add_tokenizer(writer)
+  rows = {}
+  for name, array in gguf_tensors(config, random_params(config, seed=0)).items():
+    if array.ndim == 1:
+      writer.add_tensor(name, np.ascontiguousarray(array))
+      continue
+    assert array.shape[1] == count
+    blocks = rng.integers(256, size=(array.shape[0], size)).astype(np.uint8)
+    scales = rng.uniform(0.01, 0.1, (array.shape[0], 2)).astype(np.float16).view(np.uint8)
+    blocks[:, :4] = scales if quantization == "Q4_K" else blocks[:, :4]
+    blocks[:, -2:] = scales[:, :2] if quantization == "Q6_K" else blocks[:, -2:]
+    rows[name] = blocks
+    writer.add_tensor(name, blocks, raw_dtype=kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  return rows

@@ -2,7 +2,9 @@
 
 import datetime
 import importlib.util
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +115,22 @@ class TestJinja:
   def test_a_template_that_fails_is_a_value_error(self, template):
     with pytest.raises(ValueError, match="the chat template"):
       self.render(template)
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "chats.json"
+
+
+@needs_jinja
+@pytest.mark.parametrize("case", json.loads(GOLDEN.read_text()), ids=lambda case: case["template"])
+def test_templates_render_as_transformers_renders_them(case):
+  def render():
+    return render_chat(
+      case["source"], case["messages"], add_generation_prompt=case["generate"],
+      bos_token="<s>", eos_token="</s>",
+    )  # fmt: skip
+
+  if case["text"] is not None:
+    assert render() == case["text"]
+    return
+  with pytest.raises(ValueError, match="refuses these messages"):
+    render()
