@@ -353,6 +353,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     other_policies=tuple(_COMPARE.value) if replay else (),
     attention=_ATTENTION.value,
     seed=_SEED.value,
+    score_prompts=_MODE.value == "serve",
   )
   started = startup.start(startup.StartOptions(**options))
   if (profile := _profile()) is not None:

@@ -55,6 +55,7 @@ class EngineConfig:
     eos_token_ids: end-of-sequence tokens.
     other_policies: scheduling policies besides scheduler.policy that `Engine.set_policy` may
       switch to.
+    score_prompts: compile what scores the tokens of prompts too.
   """
 
   model: ModelConfig
@@ -67,6 +68,7 @@ class EngineConfig:
   overlap: bool = True
   eos_token_ids: tuple[int, ...] = ()
   other_policies: tuple[str, ...] = ()
+  score_prompts: bool = False
 
   def __post_init__(self) -> None:
     if self.scheduler.max_model_len > self.model.max_position:

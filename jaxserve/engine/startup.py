@@ -50,6 +50,7 @@ class StartOptions:
     other_policies: policies that the engine may be switched to.
     attention: implementation of attention, see `engine.attention`.
     seed: of the engine.
+    score_prompts: requests may ask for log-probabilities of their prompts.
   """
 
   model: str
@@ -72,6 +73,7 @@ class StartOptions:
   other_policies: tuple[str, ...] = ()
   attention: Attention = "auto"
   seed: int = 0
+  score_prompts: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,6 +209,7 @@ def _engine_config(
       token_buckets=token_buckets(*budgets),
       eos_token_ids=checkpoint.eos_token_ids,
       other_policies=options.other_policies,
+      score_prompts=options.score_prompts,
     )
     return choice.applied(config)
 

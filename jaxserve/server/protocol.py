@@ -4,13 +4,32 @@ The same structs validate a request, encode a response and make the OpenAPI sche
 null counts as left out; what can be left out is null here, and `intake` has the defaults.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-FinishReason = Literal["stop", "length", "abort"]
+from jaxserve.types.sampling import MAX_TOP
+
+INT32_MAX = (1 << 31) - 1
+MAX_N = 128
+
+FinishReason = Literal["stop", "length", "abort", "error"]
 Role = str
+
+
+def _bounded(least: float | None = None, most: float | None = None) -> Meta:
+  """Bounds for the schema; `intake` checks them, and its errors say what to do."""
+  bounds = {"minimum": least, "maximum": most}
+  return Meta(extra_json_schema={k: v for k, v in bounds.items() if v is not None})
+
+
+_REPETITION = {"exclusiveMinimum": 0, "maximum": 1000}
+Penalty = Annotated[float, _bounded(-2, 2)]
+Share = Annotated[float, _bounded(0, 1)]
+Count = Annotated[int, _bounded(0)]
+Top = Annotated[int, _bounded(0, MAX_TOP)]
+TokenId = Annotated[int, _bounded(0, INT32_MAX)]
 
 
 class StreamOptions(Struct):
@@ -24,40 +43,42 @@ class Sampled(Struct, kw_only=True):
   """Fields that both kinds of completion share."""
 
   model: str | None = None
-  temperature: float | None = None
-  top_p: float | None = None
-  top_k: int | None = None
-  min_p: float | None = None
-  n: int | None = None
+  temperature: Annotated[float, _bounded(0, 2)] | None = None
+  top_p: Share | None = None
+  top_k: Annotated[int, _bounded(-1)] | None = None
+  min_p: Share | None = None
+  n: Annotated[int, _bounded(1, MAX_N)] | None = None
   stop: str | list[str] | None = None
-  stop_token_ids: list[int] | None = None
+  stop_token_ids: list[TokenId] | None = None
   include_stop_str_in_output: bool | None = None
   skip_special_tokens: bool | None = None
   ignore_eos: bool | None = None
   seed: int | None = None
   stream: bool | None = None
   stream_options: StreamOptions | None = None
-  priority: int | None = None
+  priority: Annotated[int, _bounded(-INT32_MAX, INT32_MAX)] | None = None
   user: str | None = None
   request_id: str | None = None
   cache_salt: str | None = None
-  # Known, and refused unless they ask for nothing (`intake.check_supported`).
-  min_tokens: int | None = None
-  logit_bias: dict[str, float] | None = None
-  presence_penalty: float | None = None
-  frequency_penalty: float | None = None
-  repetition_penalty: float | None = None
-  response_format: dict[str, Any] | None = None
-  prompt_logprobs: int | None = None
+  min_tokens: Count | None = None
+  logit_bias: dict[str, Annotated[float, _bounded(-100, 100)]] | None = None
+  presence_penalty: Penalty | None = None
+  frequency_penalty: Penalty | None = None
+  repetition_penalty: Annotated[float, Meta(extra_json_schema=_REPETITION)] | None = None
+  allowed_token_ids: list[TokenId] | None = None
+  prompt_logprobs: Top | None = None
   return_token_ids: bool | None = None
+  # Known, and refused unless they ask for nothing (`intake`).
+  response_format: dict[str, Any] | None = None
+  bad_words: list[str] | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):
   """A text to continue."""
 
-  prompt: str | list[str | int | list[int]]
-  max_tokens: int | None = None
-  logprobs: int | None = None
+  prompt: str | list[str | TokenId | list[TokenId]]
+  max_tokens: Count | None = None
+  logprobs: Top | None = None
   echo: bool | None = None
   add_special_tokens: bool | None = None
   # Known, and refused unless they ask for nothing.
@@ -86,10 +107,10 @@ class ChatRequest(Sampled, kw_only=True):
   """A conversation to continue."""
 
   messages: list[Message]
-  max_tokens: int | None = None
-  max_completion_tokens: int | None = None
+  max_tokens: Annotated[int, _bounded(1)] | None = None
+  max_completion_tokens: Annotated[int, _bounded(1)] | None = None
   logprobs: bool | None = None
-  top_logprobs: int | None = None
+  top_logprobs: Top | None = None
   add_generation_prompt: bool | None = None
   chat_template_kwargs: dict[str, Any] | None = None
   # Known, and refused unless they ask for nothing.
@@ -118,12 +139,24 @@ class Usage(Struct):
 
 
 class CompletionLogprobs(Struct):
-  """Log-probabilities of generated tokens."""
+  """Log-probabilities of tokens; with `echo` those of the prompt first, of which one has none."""
 
   tokens: list[str]
-  token_logprobs: list[float]
-  top_logprobs: list[dict[str, float]]
+  token_logprobs: list[float | None]
+  top_logprobs: list[dict[str, float] | None]
   text_offset: list[int]
+
+
+class PromptLogprob(Struct):
+  """What the model said of a token at a position of the prompt. The likeliest has rank 1."""
+
+  logprob: float
+  rank: int
+  decoded_token: str
+
+
+# For every token of a prompt, by id: the token itself and the most likely ones.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CompletionChoice(Struct):
@@ -134,6 +167,9 @@ class CompletionChoice(Struct):
   logprobs: CompletionLogprobs | None
   finish_reason: FinishReason | None
   stop_reason: int | str | None = None
+  token_ids: list[int] | UnsetType = UNSET
+  prompt_token_ids: list[int] | UnsetType = UNSET
+  prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionReply(Struct, kw_only=True):
@@ -186,6 +222,7 @@ class ChatChoice(Struct):
   logprobs: ChatLogprobs | None
   finish_reason: FinishReason
   stop_reason: int | str | None = None
+  token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatReply(Struct, kw_only=True):
@@ -196,6 +233,8 @@ class ChatReply(Struct, kw_only=True):
   model: str
   choices: list[ChatChoice]
   usage: Usage
+  prompt_token_ids: list[int] | UnsetType = UNSET
+  prompt_logprobs: PromptLogprobs | UnsetType = UNSET
   object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -214,6 +253,7 @@ class ChatChunkChoice(Struct):
   logprobs: ChatLogprobs | None
   finish_reason: FinishReason | None
   stop_reason: int | str | None = None
+  token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -224,6 +264,7 @@ class ChatChunk(Struct, kw_only=True):
   model: str
   choices: list[ChatChunkChoice]
   usage: Usage | None | UnsetType = UNSET
+  prompt_token_ids: list[int] | UnsetType = UNSET
   object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -268,7 +309,7 @@ class TokenizeReply(Struct):
 class DetokenizeRequest(Struct, kw_only=True):
   """Token ids to make text of."""
 
-  tokens: list[int]
+  tokens: list[TokenId]
   model: str | None = None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from absl import logging
 
 from jaxserve.engine import Engine, SamplingParams, clock
+from jaxserve.engine.request import TokenEvent
 from jaxserve.server.engine_thread import EngineThread, Report, Submission
 from jaxserve.server.errors import ApiError, of_value_error
 from jaxserve.server.generation import Choice, Generation, TextOptions
@@ -235,20 +236,25 @@ class Service:
       if ticket in self._live:
         generation, _ = self._live[ticket]
         generation.fail(of_value_error(ValueError(str(error))))
-    gap_s = 0.0
-    for ticket, event in report.tokens:
-      if ticket not in self._live:
-        continue  # it ended while this token was on its way
-      generation, choice = self._live[ticket]
-      piece = choice.take(event)
-      self.metrics.token(generation.arrival_s, choice, done_s)
-      if choice.token_times_s:
-        gap_s = max(gap_s, done_s - choice.token_times_s[-1])
-      choice.token_times_s.append(done_s)
-      if piece.finish_reason is not None:
-        del self._live[ticket]
-        if event.finish_reason is None and self._thread is not None:
-          self._thread.abort(ticket)  # a stop string, of which the engine knows nothing
-        self.metrics.finished(generation.arrival_s, choice, piece.finish_reason)
-      generation.give(piece)
-    self.feed.add(report, gap_s)
+    gaps_s = [self._take(ticket, event, done_s) for ticket, event in report.tokens]
+    self.feed.add(report, max(gaps_s, default=0.0))
+
+  def _take(self, ticket: int, event: TokenEvent, done_s: float) -> float:
+    """Hands a token to whom it belongs; how long they had waited since the one before."""
+    if ticket not in self._live:
+      return 0.0  # it ended while this token was on its way
+    generation, choice = self._live[ticket]
+    if event.finish_reason == "error":
+      self.metrics.numeric_errors.inc()
+      generation.fail(ApiError(500, "the model's output is not a number", "numeric_error"))
+    piece = choice.take(event)
+    self.metrics.token(generation.arrival_s, choice, done_s)
+    gap_s = done_s - choice.token_times_s[-1] if choice.token_times_s else 0.0
+    choice.token_times_s.append(done_s)
+    if piece.finish_reason is not None:
+      del self._live[ticket]
+      if event.finish_reason is None and self._thread is not None:
+        self._thread.abort(ticket)  # a stop string, of which the engine knows nothing
+      self.metrics.finished(generation.arrival_s, choice, piece.finish_reason)
+    generation.give(piece)
+    return gap_s
