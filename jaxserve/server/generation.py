@@ -11,6 +11,7 @@ from jaxserve.server.protocol import FinishReason
 from jaxserve.text.detokenizer import make_detokenizer
 from jaxserve.text.stop_strings import StopStrings
 from jaxserve.text.tokenizer import Tokenizer
+from jaxserve.text.tool_calls import Call, ToolCalls
 from jaxserve.types import PromptOutput
 
 
@@ -23,6 +24,7 @@ class TextOptions:
     include_stop: the string that ended it is part of it.
     skip_special_tokens: marks for the model are not.
     num_top: alternatives listed with every token; None: no log-probabilities.
+    tools: tool calls are told apart from the text.
     no_outputs: the engine's one output is only there to have the prompt scored; drop it.
   """
 
@@ -30,6 +32,7 @@ class TextOptions:
   include_stop: bool = False
   skip_special_tokens: bool = True
   num_top: int | None = None
+  tools: bool = False
   no_outputs: bool = False
 
 
@@ -53,6 +56,7 @@ class Piece:
 
   index: int
   text: str = ""
+  calls: list[Call] = dataclasses.field(default_factory=list)
   tokens: list[int] = dataclasses.field(default_factory=list)
   scored: list[ScoredToken] = dataclasses.field(default_factory=list)
   finish_reason: FinishReason | None = None
@@ -63,6 +67,7 @@ class Piece:
     """Appends what came later."""
     self.prompt_scores = self.prompt_scores or other.prompt_scores
     self.text += other.text
+    self.calls += other.calls
     self.tokens += other.tokens
     self.scored += other.scored
     self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
@@ -77,6 +82,8 @@ class Choice:
     self.num_tokens = 0
     self.token_times_s: list[float] = []
     self.admitted_s: float | None = None
+    self._tool_calls = ToolCalls() if options.tools else None
+    self._called = False
     self._num_top, self._no_outputs = options.num_top, options.no_outputs
     self._eos = frozenset(tokenizer.eos_token_ids)
     self._stops = StopStrings(options.stops, include=options.include_stop)
@@ -107,8 +114,19 @@ class Choice:
         piece.stop_reason = event.token
     if self._num_top is not None:
       piece.scored.append(self._score(event, text))
+    if self._tool_calls is not None:
+      self._take_calls(self._tool_calls, piece)
     self.finish_reason = piece.finish_reason
     return piece
+
+  def _take_calls(self, tool_calls: ToolCalls, piece: Piece) -> None:
+    piece.text = tool_calls.push(piece.text)
+    if piece.finish_reason is not None:
+      piece.text += tool_calls.flush()
+    piece.calls = tool_calls.take()
+    self._called = self._called or bool(piece.calls)
+    if self._called and piece.finish_reason == "stop":
+      piece.finish_reason = "tool_calls"
 
   def _score(self, event: TokenEvent, text: str) -> ScoredToken:
     pairs = zip(event.top_ids, event.top_logits, strict=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxserve.engine import SamplingParams, clock
+from jaxserve.server import grammar
 from jaxserve.server.errors import ApiError, invalid, of_value_error, unsupported
 from jaxserve.server.generation import TextOptions
 from jaxserve.server.protocol import (
@@ -17,6 +18,7 @@ from jaxserve.server.protocol import (
   TokenizeRequest,
 )
 from jaxserve.server.service import Job, Served
+from jaxserve.text import tool_calls
 from jaxserve.text.chat import render_chat
 from jaxserve.types.sampling import MAX_TOP
 
@@ -26,18 +28,15 @@ _COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats go on to thei
 
 # Field -> the values that ask for nothing, besides null. Everything else is refused.
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
-  "response_format": ({"type": "text"},),
   "bad_words": ([],),
   "suffix": ("",),
   "continue_final_message": (False,),
-  "tools": ([],),
-  "tool_choice": ("none", "auto"),
   "functions": ([],),
   "function_call": ("none", "auto"),
   "modalities": (["text"],),
 }
 _TEMPLATE_NAMES = frozenset(
-  ("template", "messages", "add_generation_prompt", "bos_token", "eos_token", "now")
+  ("template", "messages", "add_generation_prompt", "bos_token", "eos_token", "now", "tools")
 )
 
 
@@ -92,7 +91,7 @@ def completion_order(request: CompletionRequest, served: Served) -> Order:
   )
   decode = served.tokenizer.decode
   texts = [decode(prompt, skip_special_tokens=False) if request.echo else "" for prompt in prompts]
-  order = _order(request, prompts, sampling, options, n, texts)
+  order = _order(request, prompts, sampling, options, n, texts, served)
   return dataclasses.replace(order, echo_scores=bool(request.echo) and options.num_top is not None)
 
 
@@ -112,13 +111,14 @@ def chat_order(request: ChatRequest, served: Served) -> Order:
   elif request.top_logprobs:
     raise invalid("top_logprobs", "top_logprobs: needs logprobs=true")
   add = request.add_generation_prompt is not False
-  prompt = chat_prompt(request.messages, served, add, request.chat_template_kwargs)
+  tools = _tools(request, served)
+  prompt = chat_prompt(request.messages, served, add, request.chat_template_kwargs, tools)
   given = request.max_completion_tokens
   given = request.max_tokens if given is None else given
   field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-  options = _text_options(request, num_top)
+  options = dataclasses.replace(_text_options(request, num_top), tools=tools is not None)
   sampling = _sampling(request, given, served, options, request.prompt_logprobs, field)
-  return _order(request, [prompt], sampling, options, n, [""])
+  return _order(request, [prompt], sampling, options, n, [""], served)
 
 
 def tokenize(request: TokenizeRequest, served: Served) -> list[int]:
@@ -154,6 +154,7 @@ def chat_prompt(
   served: Served,
   add_generation_prompt: bool,
   kwargs: Mapping[str, Any] | None,
+  tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
   """The ids of a conversation, as the model's template renders it."""
   if not messages:
@@ -170,11 +171,32 @@ def chat_prompt(
       bos_token=special_text(served.tokenizer.bos_token_id, served),
       eos_token=special_text(eos[0] if eos else None, served),
       now=clock.local_now(),
+      **({"tools": tools} if tools else {}),
       **(kwargs or {}),
     )
   except ValueError as error:
     raise invalid("messages", f"messages: {error}") from None
   return served.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _tools(request: ChatRequest, served: Served) -> Sequence[Mapping[str, Any]] | None:
+  """The tools that the model may call, if it may."""
+  choice = request.tool_choice
+  if choice not in (None, "none", "auto"):
+    raise unsupported("tool_choice", f"{choice!r} is not served; only none and auto are")
+  if not request.tools or choice == "none":
+    return None
+  for tool in request.tools:
+    match tool:
+      case {"type": "function", "function": {"name": str()}}:
+        continue
+    raise invalid("tools", "tools: each must be {type: 'function', function: {name, ...}}")
+  template = served.chat_template or ""
+  if "tools" not in template or tool_calls.BEGIN not in template:
+    raise unsupported(
+      "tools", f"this model's chat template has no tools, or not as {tool_calls.BEGIN}"
+    )
+  return request.tools
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -308,13 +330,22 @@ def _order(
   options: TextOptions,
   n: int,
   echoes: Sequence[str],
+  served: Served,
 ) -> Order:
   jobs = []
+  wanted = grammar.wanted_of(request)
+  if wanted is not None and (sampling.min_tokens or sampling.allowed_token_ids is not None):
+    field = "min_tokens" if sampling.min_tokens else "allowed_token_ids"
+    raise unsupported(field, f"not together with {wanted.param}")
+  first = None if wanted is None else served.grammars.make(wanted)
   for prompt in prompts:
     for index in range(n):
       seed = None if sampling.seed is None else sampling.seed + index
       own = dataclasses.replace(sampling, seed=seed)
-      jobs.append(Job(prompt=tuple(prompt), sampling=own, priority=request.priority or 0))
+      copy = None if first is None else first.copy()
+      jobs.append(
+        Job(prompt=tuple(prompt), sampling=own, priority=request.priority or 0, grammar=copy)
+      )
   stream_options = request.stream_options
   continuous = bool(stream_options and stream_options.continuous_usage_stats)
   return Order(

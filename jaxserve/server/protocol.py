@@ -14,7 +14,7 @@ from jaxserve.types.sampling import MAX_TOP
 INT32_MAX = (1 << 31) - 1
 MAX_N = 128
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 Role = str
 
 
@@ -37,6 +37,16 @@ class StreamOptions(Struct):
 
   include_usage: bool | None = None
   continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True):
+  """What an output has to be; one of these."""
+
+  json: dict[str, Any] | str | None = None
+  regex: str | None = None
+  choice: list[str] | None = None
+  grammar: str | None = None
+  json_object: bool | None = None
 
 
 class Sampled(Struct, kw_only=True):
@@ -68,8 +78,13 @@ class Sampled(Struct, kw_only=True):
   allowed_token_ids: list[TokenId] | None = None
   prompt_logprobs: Top | None = None
   return_token_ids: bool | None = None
-  # Known, and refused unless they ask for nothing (`intake`).
   response_format: dict[str, Any] | None = None
+  structured_outputs: StructuredOutputs | None = None
+  guided_json: dict[str, Any] | str | None = None
+  guided_regex: str | None = None
+  guided_choice: list[str] | None = None
+  guided_grammar: str | None = None
+  # Known, and refused unless they ask for nothing (`intake`).
   bad_words: list[str] | None = None
 
 
@@ -113,11 +128,11 @@ class ChatRequest(Sampled, kw_only=True):
   top_logprobs: Top | None = None
   add_generation_prompt: bool | None = None
   chat_template_kwargs: dict[str, Any] | None = None
+  tools: list[dict[str, Any]] | None = None
+  tool_choice: str | dict[str, Any] | None = None
   # Known, and refused unless they ask for nothing.
   continue_final_message: bool | None = None
   echo: bool | None = None
-  tools: list[dict[str, Any]] | None = None
-  tool_choice: str | dict[str, Any] | None = None
   functions: list[dict[str, Any]] | None = None
   function_call: str | dict[str, Any] | None = None
   modalities: list[str] | None = None
@@ -206,12 +221,29 @@ class ChatLogprobs(Struct):
   content: list[TokenLogprob]
 
 
+class CalledFunction(Struct):
+  """What to call; the arguments are JSON."""
+
+  name: str
+  arguments: str
+
+
+class ToolCall(Struct):
+  """A call that the model asks for; in a stream, complete in one chunk."""
+
+  id: str
+  function: CalledFunction
+  type: Literal["function"] = "function"
+  index: int | UnsetType = UNSET
+
+
 class ReplyMessage(Struct):
   """What the model said."""
 
-  content: str
+  content: str | None
   role: Literal["assistant"] = "assistant"
   refusal: None = None
+  tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -243,6 +275,7 @@ class Delta(Struct, omit_defaults=True):
 
   role: Literal["assistant"] | None = None
   content: str | None = None
+  tool_calls: list[ToolCall] | None = None
 
 
 class ChatChunkChoice(Struct):

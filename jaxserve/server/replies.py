@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from jaxserve.server.errors import ApiError
 from jaxserve.server.generation import Generation, Piece, ScoredToken
 from jaxserve.server.intake import Order
 from jaxserve.server.protocol import (
+  CalledFunction,
   ChatChoice,
   ChatChunk,
   ChatChunkChoice,
@@ -25,12 +27,14 @@ from jaxserve.server.protocol import (
   PromptTokensDetails,
   ReplyMessage,
   TokenLogprob,
+  ToolCall,
   TopLogprob,
   Usage,
   encode,
 )
 from jaxserve.text.detokenizer import make_detokenizer
 from jaxserve.text.tokenizer import Tokenizer
+from jaxserve.text.tool_calls import Call
 from jaxserve.types import PromptOutput
 
 DONE = b"data: [DONE]\n\n"
@@ -140,6 +144,7 @@ class ChatFormat:
     self._header, self._order, self._tokenizer = header, order, tokenizer
     self._scores = order.options.num_top is not None
     self._begun: set[int] = set()
+    self._num_calls: dict[int, int] = {}  # by choice
 
   def whole(self, pieces: Sequence[Piece], usage: Usage) -> Struct:
     """The answer at once."""
@@ -147,7 +152,7 @@ class ChatFormat:
     choices = [
       ChatChoice(
         index=piece.index,
-        message=ReplyMessage(content=piece.text),
+        message=_message(piece),
         logprobs=self._logprobs(piece),
         finish_reason=piece.finish_reason or "abort",
         stop_reason=piece.stop_reason,
@@ -171,11 +176,15 @@ class ChatFormat:
     very_first = not self._begun
     self._begun.add(piece.index)
     every = self._scores or ids or isinstance(usage, Usage)
-    if not (first or piece.text or piece.finish_reason or every):
+    if not (first or piece.text or piece.calls or piece.finish_reason or every):
       return
     choice = ChatChunkChoice(
       index=piece.index,
-      delta=Delta(role="assistant" if first else None, content=piece.text),
+      delta=Delta(
+        role="assistant" if first else None,
+        content=piece.text,
+        tool_calls=self._calls(piece) or None,
+      ),
       logprobs=self._logprobs(piece),
       finish_reason=piece.finish_reason,
       stop_reason=piece.stop_reason,
@@ -189,6 +198,15 @@ class ChatFormat:
   def last(self, usage: Usage) -> Struct:
     """The chunk that has nothing but the usage."""
     return self._chunk([], usage)
+
+  def _calls(self, piece: Piece) -> list[ToolCall]:
+    """The calls of a piece, numbered through the reply."""
+    calls = []
+    for call in piece.calls:
+      at = self._num_calls.get(piece.index, 0)
+      self._num_calls[piece.index] = at + 1
+      calls.append(_tool_call(call, at))
+    return calls
 
   def _chunk(self, choices: list[ChatChunkChoice], usage: _UsageField) -> ChatChunk:
     header = self._header
@@ -213,6 +231,18 @@ class ChatFormat:
     if known is None:
       known = self._tokenizer.decode([token], skip_special_tokens=False).encode()
     return list(known)
+
+
+def _message(piece: Piece) -> ReplyMessage:
+  if not piece.calls:
+    return ReplyMessage(content=piece.text)
+  calls = [_tool_call(call) for call in piece.calls]
+  return ReplyMessage(content=piece.text.strip() or None, tool_calls=calls)
+
+
+def _tool_call(call: Call, index: int | UnsetType = UNSET) -> ToolCall:
+  function = CalledFunction(call.name, call.arguments)
+  return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=function, index=index)
 
 
 def _scored_prompt(

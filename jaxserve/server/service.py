@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from jaxserve.engine.request import TokenEvent
 from jaxserve.server.engine_thread import EngineThread, Report, Submission
 from jaxserve.server.errors import ApiError, of_value_error
 from jaxserve.server.generation import Choice, Generation, TextOptions
+from jaxserve.server.grammar import Grammar, Grammars
 from jaxserve.server.metrics import Metrics
 from jaxserve.server.protocol import Health
 from jaxserve.server.steps import StepFeed, params_with
@@ -43,6 +45,11 @@ class Served:
   chat_template: str | None
   name: str
 
+  @functools.cached_property
+  def grammars(self) -> Grammars:
+    """Makes what structured output is held to."""
+    return Grammars(self.tokenizer, self.engine.config.model.vocab_size)
+
   @property
   def max_model_len(self) -> int:
     """Most tokens of a request."""
@@ -56,6 +63,7 @@ class Job:
   prompt: tuple[int, ...]
   sampling: SamplingParams
   priority: int = 0
+  grammar: Grammar | None = None
 
 
 class Service:
@@ -170,6 +178,7 @@ class Service:
         prompt=job.prompt,
         sampling=job.sampling,
         priority=job.priority,
+        constraint=job.grammar,
       )
       choices.append(Choice(index, submission, options, self.served.tokenizer))
     generation = Generation(choices, clock.now(), self._close)
@@ -247,6 +256,9 @@ class Service:
     if event.finish_reason == "error":
       self.metrics.numeric_errors.inc()
       generation.fail(ApiError(500, "the model's output is not a number", "numeric_error"))
+    if (error := getattr(choice.job.constraint, "error", None)) is not None:
+      message = f"the structure asked for could not be kept up: {error}"
+      generation.fail(ApiError(400, message, "structure_failed"))
     piece = choice.take(event)
     self.metrics.token(generation.arrival_s, choice, done_s)
     gap_s = done_s - choice.token_times_s[-1] if choice.token_times_s else 0.0

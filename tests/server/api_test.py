@@ -277,8 +277,8 @@ BAD = {
   "a part without a type": (
     CHAT, '{"messages":[{"role":"user","content":[{"text":"a"}]}]}', "messages",
   ),
-  "json_object": (
-    CHAT, '{"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_object"}}',
+  "response_format": (
+    CHAT, '{"messages":[{"role":"user","content":"a"}],"response_format":{"type":"xml"}}',
     "response_format",
   ),
   "tools": (CHAT, '{"messages":[{"role":"user","content":"a"}],"tools":[{}]}', "tools"),
