@@ -453,8 +453,9 @@ def _serve() -> int:
     drain_s=_DRAIN_S.value,
   )
   sock = server.listen(options)  # before the long part
-  started, _ = _start(replay=False)
-  started.engine.warm_up(int(started.engine.params.budget))
+  with server.answering(sock):
+    started, _ = _start(replay=False)
+    started.engine.warm_up(int(started.engine.params.budget))
   is_path = pathlib.Path(_MODEL.value).expanduser().exists()
   name = started.checkpoint.name if is_path else _MODEL.value
   served = server.Served(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxserve.engine import SamplingParams, clock
+from jaxserve.engine.request import check_token_ids
 from jaxserve.server import grammar
 from jaxserve.server.errors import ApiError, invalid, of_value_error, unsupported
 from jaxserve.server.generation import TextOptions
@@ -89,6 +90,7 @@ def completion_order(request: CompletionRequest, served: Served) -> Order:
   sampling = _sampling(
     request, 1 if nothing else max_tokens, served, options, max(scores, default=None)
   )
+  _check_ids(prompts, served)  # before they are decoded
   decode = served.tokenizer.decode
   texts = [decode(prompt, skip_special_tokens=False) if request.echo else "" for prompt in prompts]
   order = _order(request, prompts, sampling, options, n, texts, served)
@@ -254,6 +256,14 @@ def _prompts(request: CompletionRequest, served: Served) -> list[list[int]]:
       raise invalid("prompt", "prompt: is empty; send at least one token")
     prompts.append(ids)
   return prompts  # type: ignore[return-value]
+
+
+def _check_ids(prompts: Sequence[Sequence[int]], served: Served) -> None:
+  try:
+    for prompt in prompts:
+      check_token_ids(prompt, served.engine.config.model.vocab_size)
+  except ValueError as error:
+    raise of_value_error(error) from None
 
 
 def _sampling(

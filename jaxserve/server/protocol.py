@@ -91,7 +91,10 @@ class Sampled(Struct, kw_only=True):
 class CompletionRequest(Sampled, kw_only=True):
   """A text to continue."""
 
-  prompt: str | list[str | TokenId | list[TokenId]]
+  prompt: Annotated[
+    str | list[str | TokenId | list[TokenId]],
+    Meta(extra_json_schema={"minLength": 1, "minItems": 1}),
+  ]
   max_tokens: Count | None = None
   logprobs: Top | None = None
   echo: bool | None = None
@@ -121,7 +124,7 @@ class Message(Struct, omit_defaults=True):
 class ChatRequest(Sampled, kw_only=True):
   """A conversation to continue."""
 
-  messages: list[Message]
+  messages: Annotated[list[Message], Meta(extra_json_schema={"minItems": 1})]
   max_tokens: Annotated[int, _bounded(1)] | None = None
   max_completion_tokens: Annotated[int, _bounded(1)] | None = None
   logprobs: bool | None = None
@@ -372,7 +375,7 @@ class Version(Struct):
 class Health(Struct):
   """Whether requests are served, and if not, why."""
 
-  status: Literal["ok", "draining", "dead"]
+  status: Literal["ok", "loading", "draining", "dead"]
   reason: str | None = None
 
 

@@ -238,6 +238,7 @@ BAD = {
   "empty in a list": (TEXT, '{"prompt":[[]]}', "prompt"),
   "mixed": (TEXT, '{"prompt":[[1,2],"a"]}', "prompt"),
   "negative token": (TEXT, '{"prompt":[-1]}', "prompt"),
+  "echoed negative token": (TEXT, '{"prompt":[-1],"echo":true}', "prompt"),
   "token beyond": (TEXT, '{"prompt":[259]}', "prompt"),
   "huge token": (TEXT, '{"prompt":[9223372036854775808]}', "prompt"),
   "fraction": (TEXT, '{"prompt":[1.5]}', "prompt"),
