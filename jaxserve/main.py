@@ -385,6 +385,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     cache_salt=(
       secrets.token_bytes(16) if _SALT_SEED.value is None else _SALT_SEED.value.to_bytes(16, "big")
     ),
+    score_prompts=_MODE.value == "serve",
   )
   started = startup.start(startup.StartOptions(**options))
   if (profile := _profile()) is not None:
@@ -484,8 +485,9 @@ def _serve() -> int:
     drain_s=_DRAIN_S.value,
   )
   sock = server.listen(options)  # before the long part
-  started, _ = _start(replay=False)
-  started.engine.warm_up(int(started.engine.params.budget))
+  with server.answering(sock):
+    started, _ = _start(replay=False)
+    started.engine.warm_up(int(started.engine.params.budget))
   is_path = pathlib.Path(_MODEL.value).expanduser().exists()
   name = started.checkpoint.name if is_path else _MODEL.value
   served = server.Served(

@@ -57,6 +57,7 @@ class EngineConfig:
     eos_token_ids: end-of-sequence tokens.
     other_policies: scheduling policies besides scheduler.policy that `Engine.set_policy` may
       switch to.
+    score_prompts: compile what scores the tokens of prompts too.
   """
 
   model: ModelConfig
@@ -70,6 +71,7 @@ class EngineConfig:
   overlap: bool = True
   eos_token_ids: tuple[int, ...] = ()
   other_policies: tuple[str, ...] = ()
+  score_prompts: bool = False
 
   def __post_init__(self) -> None:
     if self.scheduler.max_model_len > self.model.max_position:

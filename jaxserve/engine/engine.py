@@ -10,13 +10,22 @@ from flax import nnx
 
 from jaxserve import sched
 from jaxserve.cache import PageChain
-from jaxserve.engine import attention, clock, compiler, devices, programs
+from jaxserve.engine import (
+  attention,
+  clock,
+  compiler,
+  constraints,
+  devices,
+  programs,
+  prompt_scores,
+)
 from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
 from jaxserve.engine.in_flight import InFlight, scheduled_parts
 from jaxserve.engine.prefix import NO_SALT, PageDigests, PrefixStats
 from jaxserve.engine.request import (
   Completion,
+  Constraint,
   FinishReason,
   Listener,
   Request,
@@ -114,7 +123,7 @@ class Engine:
     )
     params = sched.make_params(config.scheduler) if params is None else params
     engine = cls(config, leaves, table, where, params, seed, salt)
-    _check_in_place(table, engine.kv_bytes)
+    table.check_in_place(engine.kv_bytes)
     return engine
 
   @property
@@ -211,12 +220,21 @@ class Engine:
     config, vocab_size = self.config.scheduler, self.config.model.vocab_size
     sched.check_request(config, self._params, len(prompt), sampling.max_tokens)
     check_token_ids(prompt, vocab_size)
-    check_token_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    sampling.check(vocab_size, self.config.eos_token_ids)
+    if sampling.prompt_logprobs is not None and not self.config.score_prompts:
+      raise ValueError(
+        f"prompt_logprobs={sampling.prompt_logprobs}: this engine was built without score_prompts"
+      )
     if priority and config.ordering != "priority":
       raise ValueError(f'priority={priority}: the scheduler orders by arrival; use "priority"')
 
   def submit(
-    self, prompt: Sequence[int], sampling: SamplingParams | None = None, *, priority: int = 0
+    self,
+    prompt: Sequence[int],
+    sampling: SamplingParams | None = None,
+    *,
+    priority: int = 0,
+    constraint: Constraint | None = None,
   ) -> int:
     """Accepts a request; it is scheduled from the next step on.
 
@@ -224,6 +242,8 @@ class Engine:
       prompt: token ids.
       sampling: options; None: 16 greedy tokens.
       priority: smaller is more urgent; needs ordering="priority".
+      constraint: decides which tokens may come; such a request is never dispatched ahead of its
+        last token, and a recording of it cannot be replayed.
 
     Returns:
       The request id.
@@ -238,16 +258,16 @@ class Engine:
     limit = sched.request_limit(config, len(prompt), sampling.max_tokens)
     chain, reuse = self._digests.of_prompt(prompt, sampling) if self._digests else (None, ())
     self._state, slot_array = self._table["submit", self.policy](
-      self._state, np.int32(len(prompt)), np.int32(limit), np.int32(priority), np.bool_(False),
-      *reuse,
+      self._state, np.int32(len(prompt)), np.int32(limit), np.int32(priority),
+      np.bool_(constraint is not None), *reuse,
     )  # fmt: skip
     slot = int(slot_array)
     if slot == config.max_requests:
       raise QueueFullError(f"all {config.max_requests} request slots are taken; try again later")
     if sampling.seed is None:
       sampling = dataclasses.replace(sampling, seed=int(self._rng.integers(MAX_SEED)))
-    self._upload(slot, prompt, sampling)
-    request = self._remember(slot, prompt, sampling, chain)
+    request = self._remember(slot, prompt, sampling, constraint, chain)
+    self._upload(request)
     if self.listener:
       self.listener.on_submit(request.id, request.prompt, sampling, priority)
     return request.id
@@ -330,24 +350,31 @@ class Engine:
     """Stops counting compiles. The engine must not be used afterwards."""
     self.guard.stop()
 
-  def _upload(self, slot: int, prompt: Sequence[int], sampling: SamplingParams) -> None:
+  def _upload(self, request: Request) -> None:
+    prompt = request.prompt
     tokens = np.zeros(self.config.scheduler.max_model_len, np.int32)
     tokens[: len(prompt)] = prompt
+    row = sampling_row(
+      request.sampling, self.config.model.vocab_size, len(prompt), sorted(request.stop_ids),
+      request.constraint is not None,
+    )  # fmt: skip
     model = self._model
     model.token_table, model.sampling = self._table["upload",](
-      model.token_table, model.sampling, np.int32(slot), tokens, sampling_row(sampling)
+      model.token_table, model.sampling, np.int32(request.slot), tokens, row
     )
 
   def _remember(
-    self, slot: int, prompt: Sequence[int], sampling: SamplingParams, chain: PageChain | None
-  ) -> Request:
-    eos = () if sampling.ignore_eos else self.config.eos_token_ids
+    self, slot: int, prompt: Sequence[int], sampling: SamplingParams,
+    constraint: Constraint | None, chain: PageChain | None,
+  ) -> Request:  # fmt: skip
+    stops = sampling.check(self.config.model.vocab_size, self.config.eos_token_ids)
     request = Request(
       id=self._next_id,
       slot=slot,
       prompt=tuple(prompt),
       sampling=sampling,
-      stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
+      stop_ids=frozenset(stops),
+      constraint=constraint,
       chain=chain,
     )
     self._next_id += 1
@@ -367,12 +394,19 @@ class Engine:
       return False
     bucket = bucket_for(num_tokens, self.config.buckets)
     plan = self._plan(packed, bucket)
-    dispatched_s = clock.now()
-    done, output = self._run_model(plan, bucket, num_rows, bool(decision.samples.any()))
     requests = tuple(self._requests[slot] for slot in decision.order[:num_rows].tolist())
-    scheduled = scheduled_parts(decision, requests)
+    parts = scheduled_parts(decision, requests)
     evicted = 0 if decision.evicted is None else int(decision.evicted)
-    self.prefix_stats = self.prefix_stats.plus(scheduled, evicted)
+    self.prefix_stats = self.prefix_stats.plus(parts, evicted)
+    rows = tuple(zip(requests, parts, strict=True))
+    self._model.sampling = constraints.apply(
+      self._table, self._model.sampling, rows, self.config.scheduler.max_num_seqs
+    )
+    dispatched_s = clock.now()
+    done, output, hidden = self._run_model(plan, bucket, num_rows, bool(decision.samples.any()))
+    scores = prompt_scores.dispatch(
+      self._table, self._leaves, hidden, bucket, rows, self._devices.model
+    )
     self._in_flight.append(
       InFlight(
         step=self._num_steps,
@@ -380,7 +414,8 @@ class Engine:
         budget=budget,
         decision=packed,
         requests=requests,
-        scheduled=scheduled,
+        scheduled=parts,
+        scores=scores,
         admitted=self._ids(decision.admitted),
         preempted=preempted,
         output=output,
@@ -401,21 +436,21 @@ class Engine:
 
   def _run_model(
     self, plan: jax.Array, bucket: int, num_rows: int, any_samples: bool
-  ) -> tuple[jax.Array, StepOutput | None]:
+  ) -> tuple[jax.Array, StepOutput | None, jax.Array]:
     """Dispatches the model; returns at once, with arrays that are still being computed."""
     model = self._model
-    hidden, model.kv, row_fields = self._table["forward", bucket](
+    hidden, model.kv, row_fields, every = self._table["forward", bucket](
       self._leaves, model.kv, model.token_table, plan
     )
     if not any_samples:
-      return row_fields, None
+      return row_fields, None, every
     rows = bucket_for(num_rows, self.config.rows)
     model.token_table, output = self._table["sample", rows](
       self._leaves, hidden, model.token_table, model.sampling, row_fields
     )
     for array in jax.tree.leaves(output):
       array.copy_to_host_async()
-    return row_fields, output
+    return row_fields, output, every
 
   def _collect(self) -> StepEvents:
     """Waits for the oldest step in flight, reads its outputs and commits it."""
@@ -451,7 +486,7 @@ class Engine:
       return event
     del self._requests[slot], self._slots[event.request_id]
     reason: FinishReason = "stop" if slot in stopped else "length"
-    return dataclasses.replace(event, finish_reason=reason)
+    return dataclasses.replace(event, finish_reason=event.finish_reason or reason)
 
   def _mask(self, slots: Sequence[int]) -> np.ndarray:
     mask = np.zeros(self.config.scheduler.max_requests, bool)
@@ -460,12 +495,3 @@ class Engine:
 
   def _ids(self, mask: jax.Array) -> tuple[int, ...]:
     return tuple(self._requests[slot].id for slot in np.flatnonzero(np.asarray(mask)).tolist())
-
-
-def _check_in_place(table: ExecutableTable, kv_bytes: int) -> None:
-  for report in table.reports:
-    if report.key[0] == "forward" and report.alias_bytes < kv_bytes:
-      raise RuntimeError(
-        f"executable {report.key} updates {report.alias_bytes} bytes in place, the KV cache has "
-        f"{kv_bytes}: it would be copied at every step"
-      )

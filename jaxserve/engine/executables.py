@@ -54,6 +54,15 @@ class ExecutableTable:
     """Forbids additions."""
     self._sealed = True
 
+  def check_in_place(self, kv_bytes: int) -> None:
+    """Raises a RuntimeError if a forward pass would copy the KV cache at every step."""
+    for report in self._reports:
+      if report.key[0] == "forward" and report.alias_bytes < kv_bytes:
+        raise RuntimeError(
+          f"executable {report.key} updates {report.alias_bytes} bytes in place, the KV cache has "
+          f"{kv_bytes}: it would be copied at every step"
+        )
+
   @property
   def reports(self) -> tuple[CompileReport, ...]:
     """One report per executable."""

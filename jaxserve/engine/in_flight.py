@@ -1,11 +1,13 @@
 """A dispatched step whose outputs have not been read, and what they say once they are."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jaxserve.engine import prompt_scores
 from jaxserve.engine.request import Request, Scheduled, TokenEvent
 from jaxserve.types import Decision, StepOutput
 
@@ -27,6 +29,7 @@ class InFlight:
     done: ready when the forward pass is.
     evicted: pages whose cached content it took.
     dispatched_s: when it was handed to the device.
+    scores: of prompt tokens that it computes.
   """
 
   step: int
@@ -41,6 +44,7 @@ class InFlight:
   done: jax.Array
   evicted: int
   dispatched_s: float
+  scores: tuple[prompt_scores.Part, ...] = ()
 
   def take_outputs(
     self, alive: Mapping[int, Request], output: StepOutput | None
@@ -56,13 +60,15 @@ class InFlight:
     """
     events: list[tuple[int, TokenEvent]] = []
     stopped: list[int] = []
+    prompt_scores.gather(self.scores)
     for row, (request, part) in enumerate(zip(self.requests, self.scheduled, strict=True)):
       if not part.samples or output is None or alive.get(request.slot) is not request:
         continue
-      event = _token_event(request.id, output, row)
+      event = _token_event(request, output, row)
       request.outputs.append(event.token)
       request.logprobs.append(event.logprob)
-      if event.token in request.stop_ids:
+      ends = request.constraint is not None and request.constraint.accept(event.token)
+      if ends or event.finish_reason or event.token in request.stop_ids:
         stopped.append(request.slot)
       events.append((request.slot, event))
     return events, stopped
@@ -103,12 +109,15 @@ def _admission(decision: Decision, request: Request) -> dict[str, Any]:
   }
 
 
-def _token_event(request_id: int, output: StepOutput, row: int) -> TokenEvent:
+def _token_event(request: Request, output: StepOutput, row: int) -> TokenEvent:
+  count, logprob = request.sampling.num_top, float(output.logprobs[row])
   return TokenEvent(
-    request_id=request_id,
+    request_id=request.id,
     token=int(output.tokens[row]),
-    logprob=float(output.logprobs[row]),
-    top_ids=tuple(output.top_ids[row].tolist()),
-    top_logits=tuple(output.top_logits[row].tolist()),
+    logprob=logprob,
+    top_ids=tuple(output.top_ids[row][:count].tolist()),
+    top_logits=tuple(output.top_logits[row][:count].tolist()),
     log_sum=float(output.log_sum[row]),
+    finish_reason="error" if math.isnan(logprob) else None,
+    prompt_scores=None if request.outputs else prompt_scores.joined(request),
   )

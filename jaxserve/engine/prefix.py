@@ -69,7 +69,9 @@ class PageDigests:
     chain = cache.PageChain(prompt, self.config.cache.page_size, root)
     digests = np.zeros((self.config.pages_per_request, 4), np.uint32)
     digests[: chain.num_pages] = chain.prompt_digests
-    return chain, (digests, np.int32(chain.num_pages), np.bool_(sampling.reads_prefix_cache))
+    # What is not computed has no scores.
+    reads = sampling.reads_prefix_cache and sampling.prompt_logprobs is None
+    return chain, (digests, np.int32(chain.num_pages), np.bool_(reads))
 
   def of_outputs(self, requests: Iterable[Request]) -> np.ndarray:
     """What `sched.commit` takes: the next digest of each request that has one, u32[Q, 4].

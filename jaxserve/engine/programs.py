@@ -21,8 +21,10 @@ from jaxserve.engine.config import EngineConfig
 from jaxserve.engine.devices import Devices
 from jaxserve.engine.executables import Key
 from jaxserve.engine.sampling_row import empty_sampling_table
+from jaxserve.model import scoring
 from jaxserve.model import step as model_step
 from jaxserve.model.kv_cache import KVCache, init_kv
+from jaxserve.model.logit_edits import num_words
 from jaxserve.pytree import unpack
 from jaxserve.sched import packing
 from jaxserve.types import SamplingTable, pack_plan
@@ -57,7 +59,7 @@ def empty_model_state(config: EngineConfig, platform: str) -> ModelState:
   return ModelState(
     kv=init_kv(config.model, scheduler.cache, jnp.dtype(config.dtype), platform),
     token_table=jnp.zeros((scheduler.max_requests, scheduler.max_model_len), jnp.int32),
-    sampling=empty_sampling_table(scheduler.max_requests),
+    sampling=empty_sampling_table(scheduler.max_requests, config.model.vocab_size),
   )
 
 
@@ -65,9 +67,16 @@ def upload(
   token_table: jax.Array, sampling: SamplingTable, slot: jax.Array, prompt: jax.Array,
   options: SamplingTable,
 ) -> tuple[jax.Array, SamplingTable]:  # fmt: skip
-  """Writes a prompt, i32[max_model_len], and its scalar sampling options at a request's slot."""
+  """Writes a prompt, i32[max_model_len], and its sampling options at a request's slot."""
   table = jax.tree.map(lambda column, value: column.at[slot].set(value), sampling, options)
   return token_table.at[slot].set(prompt), table
+
+
+def allow(sampling: SamplingTable, slots: jax.Array, masks: jax.Array) -> SamplingTable:
+  """Writes masks, u32[R, W], of allowed tokens at slots, i32[R]; those out of range are dropped."""
+  allowed = sampling.edits.allowed.at[slots].set(masks, mode="drop", unique_indices=True)
+  edits = dataclasses.replace(sampling.edits, allowed=allowed)
+  return dataclasses.replace(sampling, edits=edits)
 
 
 def _submit(
@@ -161,6 +170,26 @@ def model_programs(
       key=("sample", rows), fn=sample, args=arguments, donate=(2,), compiler_options=options
     )
   slot, prompt = here(np.int32(0)), here(np.zeros(shapes.max_model_len, np.int32))
-  row = here(jax.tree.map(lambda column: np.zeros((), column.dtype), sampling))
+  row = here(jax.tree.map(lambda column: np.zeros(column.shape[1:], column.dtype), sampling))
   arguments = (tokens, sampling, slot, prompt, row)
   yield Program(key=("upload",), fn=upload, args=arguments, donate=(0, 1))
+  slots = here(np.zeros(shapes.max_num_seqs, np.int32))
+  masks = here(np.zeros((shapes.max_num_seqs, num_words(config.model.vocab_size)), np.uint32))
+  yield Program(key=("allow",), fn=allow, args=(sampling, slots, masks), donate=(0,))
+  if config.score_prompts:
+    yield from _scoring_programs(config, graphdef, weights, devices)
+
+
+def _scoring_programs(
+  config: EngineConfig, graphdef: nnx.GraphDef, weights: Any, devices: Devices
+) -> Iterator[Program]:
+  here, width = functools.partial(_abstract, device=devices.model), config.model.hidden_size
+  number = here(np.int32(0))
+  for bucket in config.buckets:
+    arguments: tuple[Any, ...] = (here(np.zeros((bucket, width), np.float32)), number)
+    yield Program(key=("score_rows", bucket), fn=scoring.rows, args=arguments)
+  score = functools.partial(scoring.score, graphdef=graphdef, eps=config.model.rms_norm_eps)
+  hidden, targets = np.zeros((scoring.BLOCK, width), np.float32), np.zeros(scoring.BLOCK, np.int32)
+  options = model_step.compiler_options(devices.model.platform)
+  arguments = (weights, here(hidden), here(targets))
+  yield Program(key=("score",), fn=score, args=arguments, compiler_options=options)

@@ -5,10 +5,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
-from jaxserve.cache import PageChain
-from jaxserve.types import SchedulerParams
+import numpy as np
 
-FinishReason = Literal["stop", "length", "abort"]
+from jaxserve.cache import PageChain
+
+from jaxserve.types import PromptOutput, SchedulerParams
+from jaxserve.types.sampling import FEW_TOP, MAX_BIAS, MAX_STOP_IDS, MAX_TOP
+
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 def _require(ok: bool, field: str, value: object, remedy: str) -> None:
@@ -32,6 +36,15 @@ class SamplingParams:
     cache_salt: shares cached pages only with requests of the same salt; None: with those of none.
     reads_prefix_cache: may use what others computed. Off, all of the prompt is computed, and others
       can still use it.
+    min_tokens: no stop token before so many outputs; the length still ends the request.
+    presence_penalty: taken off the logits of tokens that the outputs have.
+    frequency_penalty: the same, as often as they have them.
+    repetition_penalty: makes tokens of prompt and outputs less likely above 1; 1: off.
+    logit_bias: pairs of a token and what is added to its logit.
+    allowed_token_ids: no others are drawn; None: off.
+    bad_token_ids: never drawn.
+    num_top: alternatives told with every output, the most likely ones.
+    prompt_logprobs: the prompt's tokens are scored, with so many alternatives; None: they are not.
   """
 
   max_tokens: int | None = 16
@@ -44,6 +57,15 @@ class SamplingParams:
   ignore_eos: bool = False
   cache_salt: str | None = None
   reads_prefix_cache: bool = True
+  min_tokens: int = 0
+  presence_penalty: float = 0.0
+  frequency_penalty: float = 0.0
+  repetition_penalty: float = 1.0
+  logit_bias: tuple[tuple[int, float], ...] = ()
+  allowed_token_ids: tuple[int, ...] | None = None
+  bad_token_ids: tuple[int, ...] = ()
+  num_top: int = FEW_TOP
+  prompt_logprobs: int | None = None
 
   def __post_init__(self) -> None:
     t = self.temperature
@@ -51,6 +73,64 @@ class SamplingParams:
     _require(self.top_k >= -1, "top_k", self.top_k, "must be at least 1, or 0 or -1 for off")
     _require(0 <= self.top_p <= 1, "top_p", self.top_p, "must be in [0, 1]")
     _require(0 <= self.min_p <= 1, "min_p", self.min_p, "must be in [0, 1]")
+    _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must be at least 0")
+    for name in ("presence_penalty", "frequency_penalty"):
+      _require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "must be in [-2, 2]")
+    r = self.repetition_penalty
+    _require(0 < r <= 1000, "repetition_penalty", r, "must be above 0 and at most 1000; 1 is off")
+    count = len(self.logit_bias)
+    _require(count <= MAX_BIAS, "logit_bias", f"{count} tokens", f"at most {MAX_BIAS} are taken")
+    for _, bias in self.logit_bias:
+      _require(-100 <= bias <= 100, "logit_bias", bias, "must be in [-100, 100]")
+    allowed = self.allowed_token_ids
+    _require(allowed is None or len(allowed) > 0, "allowed_token_ids", allowed, "allows nothing")
+    _require(0 <= self.num_top <= MAX_TOP, "num_top", self.num_top, f"must be in [0, {MAX_TOP}]")
+    wanted = self.prompt_logprobs
+    _require(
+      wanted is None or 0 <= wanted <= MAX_TOP, "prompt_logprobs", wanted,
+      f"must be in [0, {MAX_TOP}]",
+    )  # fmt: skip
+
+  @property
+  def edits_logits(self) -> bool:
+    """Some option changes logits before a token is chosen."""
+    return bool(
+      self.min_tokens or self.presence_penalty or self.frequency_penalty or self.logit_bias
+      or self.repetition_penalty != 1 or self.allowed_token_ids is not None or self.bad_token_ids
+    )  # fmt: skip
+
+  def check(self, vocab_size: int, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that end a request, if the vocabulary has all tokens that are named.
+
+    Raises:
+      ValueError: it has not, or min_tokens holds back more than it can, or everything.
+    """
+    check_token_ids(self.stop_token_ids, vocab_size, "stop_token_ids")
+    check_token_ids([token for token, _ in self.logit_bias], vocab_size, "logit_bias")
+    check_token_ids(self.allowed_token_ids or (), vocab_size, "allowed_token_ids")
+    check_token_ids(self.bad_token_ids, vocab_size, "bad_token_ids")
+    stops = tuple(
+      dict.fromkeys((*(() if self.ignore_eos else eos_token_ids), *self.stop_token_ids))
+    )
+    if self.min_tokens:
+      most = f"holds back at most {MAX_STOP_IDS} stop tokens"
+      _require(len(stops) <= MAX_STOP_IDS, "min_tokens", self.min_tokens, most)
+    allowed = range(vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids
+    barred = {*self.bad_token_ids, *(stops if self.min_tokens else ())}
+    if len(barred) >= len(set(allowed)):
+      field = "allowed_token_ids" if self.allowed_token_ids is not None else "bad_token_ids"
+      _require(not barred.issuperset(allowed), field, "...", "nothing is left to be drawn")
+    return stops
+
+
+class Constraint(Protocol):
+  """Decides, token by token, which may come next. Called on the engine's thread, never to raise."""
+
+  def mask(self) -> np.ndarray:
+    """u32[ceil(V / 32)], bit t % 32 of word t // 32 set where token t may come."""
+
+  def accept(self, token: int) -> bool:
+    """Takes an output; True if the request has to end with it."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -62,6 +142,8 @@ class Request:
   prompt: tuple[int, ...]
   sampling: SamplingParams
   stop_ids: frozenset[int]
+  constraint: Constraint | None = None
+  prompt_scores: list[PromptOutput] = dataclasses.field(default_factory=list)
   outputs: list[int] = dataclasses.field(default_factory=list)
   logprobs: list[float] = dataclasses.field(default_factory=list)
   chain: PageChain | None = None  # with a prefix cache
@@ -81,6 +163,8 @@ class TokenEvent:
     top_logits: their logits, falling.
     log_sum: what turns a logit of that position into a log-probability, by subtraction.
     finish_reason: None while the request goes on.
+    prompt_scores: of the prompt's tokens but the first, with the first output of a request that
+      asked for them.
   """
 
   request_id: int
@@ -90,6 +174,7 @@ class TokenEvent:
   top_logits: tuple[float, ...]
   log_sum: float = 0.0
   finish_reason: FinishReason | None = None
+  prompt_scores: PromptOutput | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,7 @@ class StartOptions:
     prefix_cache: requests that begin alike share what is computed; off where model or policy do not
       go with it.
     cache_salt: of page digests, see `Engine.build`.
+    score_prompts: requests may ask for log-probabilities of their prompts.
   """
 
   model: str
@@ -80,6 +81,7 @@ class StartOptions:
   seed: int = 0
   prefix_cache: bool = True
   cache_salt: bytes = b""
+  score_prompts: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -230,6 +232,7 @@ def _engine_config(
       token_buckets=token_buckets(*budgets),
       eos_token_ids=checkpoint.eos_token_ids,
       other_policies=options.other_policies,
+      score_prompts=options.score_prompts,
     )
     return choice.applied(config)
 

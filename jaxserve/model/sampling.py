@@ -10,14 +10,16 @@ where it is certain to lie there; ties at the threshold are all kept. The token 
 inverting the cumulative distribution in the order of the vocabulary.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxserve.pytree import pytree_dataclass
 from jaxserve.types import SamplingTable, StepOutput
+from jaxserve.types.sampling import FEW_TOP, MAX_TOP
 
-NUM_TOP = 8
 # Entries whose maximum is taken first, when looking for the largest of a vocabulary.
 GROUP = 64
 # Groups in which a threshold is looked for first: a sixth of a vocabulary of 49,152.
@@ -34,6 +36,9 @@ class RowOptions:
   min_p: f32[...].
   seed: u32[...].
   position: i32[...], position that the sampled token will have in its request.
+  num_top: i32[...].
+  request: i32[...].
+  edited: bool[...], the request changes its logits.
   """
 
   temperature: jax.Array
@@ -42,41 +47,57 @@ class RowOptions:
   min_p: jax.Array
   seed: jax.Array
   position: jax.Array
+  num_top: jax.Array
+  request: jax.Array
+  edited: jax.Array
+
+
+# f32[V] logits and the options of their row to the logits from which its token is chosen.
+Edit = Callable[[jax.Array, RowOptions], jax.Array]
 
 
 def row_options(table: SamplingTable, requests: jax.Array, positions: jax.Array) -> RowOptions:
   """Options of the rows that serve `requests` i32[B]; a padded row is greedy."""
-  fields = ("temperature", "top_k", "top_p", "min_p", "seed")
-  rows = {name: getattr(table, name).at[requests].get(mode="fill", fill_value=0) for name in fields}
-  return RowOptions(**rows, position=positions)
+  rows = lambda column: column.at[requests].get(mode="fill", fill_value=0)
+  fields = ("temperature", "top_k", "top_p", "min_p", "seed", "num_top")
+  return RowOptions(
+    **{name: rows(getattr(table, name)) for name in fields},
+    position=positions, request=requests, edited=rows(table.edits.active),
+  )  # fmt: skip
 
 
-def sample(logits: jax.Array, options: RowOptions) -> StepOutput:
+def sample(
+  logits: jax.Array, options: RowOptions, edit: Edit = lambda logits, options: logits
+) -> StepOutput:
   """Draws a token for every row.
 
-  Equivalent to: divide by the temperature; drop tokens less likely than min_p times the likeliest;
-  keep the top_k; of those, keep the fewest that hold top_p of their mass, at least one; draw.
+  Equivalent to: edit the logits where the row asks for it; divide by the temperature; drop tokens
+  less likely than min_p times the likeliest; keep the top_k; of those, keep the fewest that hold
+  top_p of their mass, at least one; draw.
 
   Args:
     logits: f32[B, V].
     options: of B rows.
+    edit: changes the logits of a row with `options.edited`.
 
   Returns:
-    The tokens, their log-probabilities under `logits`, the NUM_TOP largest logits, and the log-sum.
+    The tokens, their log-probabilities under `logits`, the largest logits, and the log-sum.
 
   Cost: greedy rows one pass over the logits; others a few passes over their own row, and 32 more
   per restriction, over NEAR_GROUPS groups or, where the distribution is flat, the whole row.
   """
-  top_logits, top_ids = top_k(logits, min(NUM_TOP, logits.shape[1]))
+  top_logits, top_ids = _alternatives(logits, options)
 
   def row(args: tuple[jax.Array, jax.Array, RowOptions]) -> jax.Array:
     logits, best, options = args
+    logits = lax.cond(options.edited, lambda: edit(logits, options), lambda: logits)
+    best = lax.cond(options.edited, lambda: jnp.argmax(logits).astype(best.dtype), lambda: best)
     greedy = (options.temperature <= 0) | (options.top_p <= 0) | (options.top_k == 1)
     return lax.cond(greedy, lambda: best, lambda: _draw(logits, options))
 
   best = top_ids[:, 0]
   tokens = lax.cond(
-    jnp.any(options.temperature > 0),
+    jnp.any((options.temperature > 0) | options.edited),
     lambda: lax.map(row, (logits, best, options)),
     lambda: best,
   )
@@ -86,6 +107,18 @@ def sample(logits: jax.Array, options: RowOptions) -> StepOutput:
     tokens=tokens, logprobs=chosen - log_sum, top_ids=top_ids, top_logits=top_logits,
     log_sum=log_sum,
   )  # fmt: skip
+
+
+def _alternatives(logits: jax.Array, options: RowOptions) -> tuple[jax.Array, jax.Array]:
+  """The MAX_TOP best of every row, or the FEW_TOP best, filled up, if no row wants more."""
+  most, few = (min(k, logits.shape[1]) for k in (MAX_TOP, FEW_TOP))
+
+  def fewer() -> tuple[jax.Array, jax.Array]:
+    values, ids = top_k(logits, few)
+    room = ((0, 0), (0, most - few))
+    return jnp.pad(values, room, constant_values=-jnp.inf), jnp.pad(ids, room)
+
+  return lax.cond(jnp.any(options.num_top > few), lambda: top_k(logits, most), fewer)
 
 
 def top_k(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.config import ModelConfig, PlanShape
-from jaxserve.model import dots, kv_cache, llama, sampling
+from jaxserve.model import dots, kv_cache, llama, logit_edits, sampling
 from jaxserve.model.kv_cache import KVCache
 from jaxserve.types import SamplingTable, StepOutput, StepPlan, unpack_plan
 from pallas_kernels.ragged_paged_attention import Implementation, ragged_paged_attention
@@ -37,7 +37,7 @@ def forward(
   dtype: jnp.dtype,
   attention: Implementation = "xla",
   unroll: bool = False,
-) -> tuple[jax.Array, KVCache, jax.Array]:
+) -> tuple[jax.Array, KVCache, jax.Array, jax.Array]:
   """Runs the model over the tokens of one plan.
 
   Args:
@@ -54,7 +54,8 @@ def forward(
 
   Returns:
     (f32[R, Dm] normalised hidden state of each row's last token, garbage past the plan's rows;
-    the updated cache; i32[3, R] row_request, seq_lens and sample_mask, for `sample`).
+    the updated cache; i32[3, R] row_request, seq_lens and sample_mask, for `sample`;
+    f32[T, Dm] hidden state of every token, not normalised, for `scoring`).
   """
   plan = unpack_plan(packed_plan, shape)
   model = llama.merge(graphdef, leaves)
@@ -89,7 +90,7 @@ def forward(
   once: llama.Attend = jax.jit(attend, static_argnums=5) if unroll else attend
   x, kv = llama.run_layers(model, config, x, plan.positions, kv, once, unroll=unroll)
   hidden = llama.rms_norm(x[plan.logits_idx], model.norm[...], config.rms_norm_eps)
-  return hidden, kv, jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])
+  return hidden, kv, jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask]), x
 
 
 def sample(
@@ -120,7 +121,13 @@ def sample(
   model = llama.merge(graphdef, leaves)
   requests, positions, mask = row_fields[:, :rows]
   logits = dots.linear(hidden[:rows], model.head)
-  output = sampling.sample(logits, sampling.row_options(sampling_table, requests, positions))
+
+  def edit(logits: jax.Array, row: sampling.RowOptions) -> jax.Array:
+    tokens = token_table[row.request]
+    return logit_edits.edit(logits, sampling_table.edits, row.request, row.position, tokens)
+
+  options = sampling.row_options(sampling_table, requests, positions)
+  output = sampling.sample(logits, options, edit)
   # Rows without a sample get distinct requests out of range, and are dropped.
   targets = jnp.where(mask > 0, requests, token_table.shape[0] + jnp.arange(rows))
   token_table = token_table.at[targets, positions].set(

@@ -4,7 +4,8 @@
 and counted on the event loop (`service`, `generation`), and the routes (`app`) are between.
 """
 
+from jaxserve.server.loading import answering
 from jaxserve.server.service import Served
 from jaxserve.server.serving import ServerOptions, listen, serve
 
-__all__ = ["Served", "ServerOptions", "listen", "serve"]
+__all__ = ["Served", "ServerOptions", "answering", "listen", "serve"]

@@ -18,8 +18,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.engine import clock
-from jaxserve.server import intake, metrics, openapi, protocol, replies, steps
-from jaxserve.server.errors import ApiError, invalid, of_decode_error
+from jaxserve.server import bodies, intake, metrics, openapi, protocol, replies, steps
+from jaxserve.server.errors import ApiError, invalid
 from jaxserve.server.generation import Generation
 from jaxserve.server.service import Service
 
@@ -37,6 +37,7 @@ _PAGE_HEADERS = {
   "x-content-type-options": "nosniff",
 }
 _SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_SMALL_BODY = 1 << 16  # bytes that are decoded on the event loop
 _GUARDED = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info", "/live/")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -219,10 +220,9 @@ class _Routes:
 
   async def _body(self, request: Request, kind: type[T]) -> T:
     body = await _read(request, self._max_body_bytes)
-    try:
-      return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-      raise of_decode_error(error) from None
+    if len(body) <= _SMALL_BODY:
+      return bodies.decode(body, kind)
+    return await self._aside(bodies.decode, body, kind)
 
 
 class _Reply:

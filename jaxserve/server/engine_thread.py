@@ -13,7 +13,7 @@ from collections.abc import Callable
 from absl import logging
 
 from jaxserve.engine import Engine, QueueFullError, SamplingParams, StepEvents
-from jaxserve.engine.request import TokenEvent
+from jaxserve.engine.request import Constraint, TokenEvent
 from jaxserve.types import SchedulerParams
 
 
@@ -25,6 +25,7 @@ class Submission:
   prompt: tuple[int, ...]
   sampling: SamplingParams
   priority: int = 0
+  constraint: Constraint | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +172,9 @@ class EngineThread:
       if submission is not None:
         try:
           request_id = engine.submit(
-            submission.prompt, submission.sampling, priority=submission.priority
-          )
+            submission.prompt, submission.sampling, priority=submission.priority,
+            constraint=submission.constraint,
+          )  # fmt: skip
         except QueueFullError:
           return
         except (ValueError, OverflowError) as error:

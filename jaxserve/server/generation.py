@@ -11,6 +11,8 @@ from jaxserve.server.protocol import FinishReason
 from jaxserve.text.detokenizer import make_detokenizer
 from jaxserve.text.stop_strings import StopStrings
 from jaxserve.text.tokenizer import Tokenizer
+from jaxserve.text.tool_calls import Call, ToolCalls
+from jaxserve.types import PromptOutput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,12 +24,16 @@ class TextOptions:
     include_stop: the string that ended it is part of it.
     skip_special_tokens: marks for the model are not.
     num_top: alternatives listed with every token; None: no log-probabilities.
+    tools: tool calls are told apart from the text.
+    no_outputs: the engine's one output is only there to have the prompt scored; drop it.
   """
 
   stops: tuple[str, ...] = ()
   include_stop: bool = False
   skip_special_tokens: bool = True
   num_top: int | None = None
+  tools: bool = False
+  no_outputs: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,18 +52,22 @@ class ScoredToken:
 
 @dataclasses.dataclass(kw_only=True)
 class Piece:
-  """What one sequence gained since the last one was taken."""
+  """What one sequence gained since the last one was taken; the first may score its prompt."""
 
   index: int
   text: str = ""
+  calls: list[Call] = dataclasses.field(default_factory=list)
   tokens: list[int] = dataclasses.field(default_factory=list)
   scored: list[ScoredToken] = dataclasses.field(default_factory=list)
   finish_reason: FinishReason | None = None
   stop_reason: int | str | None = None
+  prompt_scores: PromptOutput | None = None
 
   def add(self, other: "Piece") -> None:
     """Appends what came later."""
+    self.prompt_scores = self.prompt_scores or other.prompt_scores
     self.text += other.text
+    self.calls += other.calls
     self.tokens += other.tokens
     self.scored += other.scored
     self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
@@ -72,7 +82,9 @@ class Choice:
     self.num_tokens = 0
     self.token_times_s: list[float] = []
     self.admitted_s: float | None = None
-    self._num_top = options.num_top
+    self._tool_calls = ToolCalls() if options.tools else None
+    self._called = False
+    self._num_top, self._no_outputs = options.num_top, options.no_outputs
     self._eos = frozenset(tokenizer.eos_token_ids)
     self._stops = StopStrings(options.stops, include=options.include_stop)
     self._detokenizer = make_detokenizer(
@@ -81,12 +93,18 @@ class Choice:
 
   def take(self, event: TokenEvent) -> Piece:
     """The next token of the engine; `finish_reason` may be set by a stop string."""
+    if self._no_outputs:
+      self.finish_reason = "length"
+      return Piece(index=self.index, finish_reason="length", prompt_scores=event.prompt_scores)
     self.num_tokens += 1
     text = self._detokenizer.push([event.token])
     ended = event.finish_reason is not None
     if ended:
       text += self._detokenizer.flush()
-    piece = Piece(index=self.index, text=self._stops.push(text), tokens=[event.token])
+    piece = Piece(
+      index=self.index, text=self._stops.push(text), tokens=[event.token],
+      prompt_scores=event.prompt_scores,
+    )  # fmt: skip
     if self._stops.matched is not None:
       piece.finish_reason, piece.stop_reason = "stop", self._stops.matched
     elif ended:
@@ -96,8 +114,19 @@ class Choice:
         piece.stop_reason = event.token
     if self._num_top is not None:
       piece.scored.append(self._score(event, text))
+    if self._tool_calls is not None:
+      self._take_calls(self._tool_calls, piece)
     self.finish_reason = piece.finish_reason
     return piece
+
+  def _take_calls(self, tool_calls: ToolCalls, piece: Piece) -> None:
+    piece.text = tool_calls.push(piece.text)
+    if piece.finish_reason is not None:
+      piece.text += tool_calls.flush()
+    piece.calls = tool_calls.take()
+    self._called = self._called or bool(piece.calls)
+    if self._called and piece.finish_reason == "stop":
+      piece.finish_reason = "tool_calls"
 
   def _score(self, event: TokenEvent, text: str) -> ScoredToken:
     pairs = zip(event.top_ids, event.top_logits, strict=True)

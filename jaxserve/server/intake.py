@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxserve.engine import SamplingParams, clock
-from jaxserve.model.sampling import NUM_TOP
+from jaxserve.engine.request import check_token_ids
+from jaxserve.server import grammar
 from jaxserve.server.errors import ApiError, invalid, of_value_error, unsupported
 from jaxserve.server.generation import TextOptions
 from jaxserve.server.protocol import (
+  INT32_MAX,
+  MAX_N,
   ChatRequest,
   CompletionRequest,
   Message,
@@ -16,34 +19,25 @@ from jaxserve.server.protocol import (
   TokenizeRequest,
 )
 from jaxserve.server.service import Job, Served
+from jaxserve.text import tool_calls
 from jaxserve.text.chat import render_chat
+from jaxserve.types.sampling import MAX_TOP
 
-_MAX_N = 128
 _MAX_STOPS, _MAX_STOP_CHARS = 32, 1024
 _MAX_TEMPERATURE = 2.0
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats go on to their end
-_INT32 = 1 << 31
 
 # Field -> the values that ask for nothing, besides null. Everything else is refused.
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
-  "min_tokens": (0,),
-  "logit_bias": ({},),
-  "presence_penalty": (0,),
-  "frequency_penalty": (0,),
-  "repetition_penalty": (1,),
-  "response_format": ({"type": "text"},),
-  "prompt_logprobs": (),
-  "return_token_ids": (False,),
+  "bad_words": ([],),
   "suffix": ("",),
   "continue_final_message": (False,),
-  "tools": ([],),
-  "tool_choice": ("none", "auto"),
   "functions": ([],),
   "function_call": ("none", "auto"),
   "modalities": (["text"],),
 }
 _TEMPLATE_NAMES = frozenset(
-  ("template", "messages", "add_generation_prompt", "bos_token", "eos_token", "now")
+  ("template", "messages", "add_generation_prompt", "bos_token", "eos_token", "now", "tools")
 )
 
 
@@ -59,6 +53,9 @@ class Order:
     stream: send it piece by piece.
     include_usage: a stream ends with the usage.
     continuous_usage: every chunk has it.
+    echo_scores: log-probabilities of the prompt come before those of the outputs.
+    prompt_logprobs: log-probabilities of the prompt have a field of their own.
+    return_ids: token ids are part of the answer.
   """
 
   jobs: tuple[Job, ...]
@@ -68,6 +65,9 @@ class Order:
   stream: bool
   include_usage: bool
   continuous_usage: bool
+  echo_scores: bool = False
+  prompt_logprobs: bool = False
+  return_ids: bool = False
 
 
 def completion_order(request: CompletionRequest, served: Served) -> Order:
@@ -81,15 +81,20 @@ def completion_order(request: CompletionRequest, served: Served) -> Order:
   if request.best_of not in (None, n):
     raise unsupported("best_of", f"only best_of=n={n} is served, not {request.best_of}")
   prompts = _prompts(request, served)
-  if request.echo and request.logprobs is not None:
-    raise unsupported("echo", "log-probabilities of the prompt are not served; leave out logprobs")
   max_tokens = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-  if max_tokens == 0 and request.echo:
-    raise unsupported("max_tokens", "0 is not served: at least one token is generated")
-  sampling = _sampling(request, max_tokens, served)
+  scores = [request.prompt_logprobs] if request.prompt_logprobs is not None else []
+  if request.echo and request.logprobs is not None:
+    scores.append(request.logprobs)
+  nothing = max_tokens == 0 and (bool(request.echo) or bool(scores))
+  options = _text_options(request, request.logprobs, nothing)
+  sampling = _sampling(
+    request, 1 if nothing else max_tokens, served, options, max(scores, default=None)
+  )
+  _check_ids(prompts, served)  # before they are decoded
   decode = served.tokenizer.decode
   texts = [decode(prompt, skip_special_tokens=False) if request.echo else "" for prompt in prompts]
-  return _order(request, prompts, sampling, _text_options(request, request.logprobs), n, texts)
+  order = _order(request, prompts, sampling, options, n, texts, served)
+  return dataclasses.replace(order, echo_scores=bool(request.echo) and options.num_top is not None)
 
 
 def chat_order(request: ChatRequest, served: Served) -> Order:
@@ -108,12 +113,14 @@ def chat_order(request: ChatRequest, served: Served) -> Order:
   elif request.top_logprobs:
     raise invalid("top_logprobs", "top_logprobs: needs logprobs=true")
   add = request.add_generation_prompt is not False
-  prompt = chat_prompt(request.messages, served, add, request.chat_template_kwargs)
+  tools = _tools(request, served)
+  prompt = chat_prompt(request.messages, served, add, request.chat_template_kwargs, tools)
   given = request.max_completion_tokens
   given = request.max_tokens if given is None else given
   field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-  sampling = _sampling(request, given, served, field)
-  return _order(request, [prompt], sampling, _text_options(request, num_top), n, [""])
+  options = dataclasses.replace(_text_options(request, num_top), tools=tools is not None)
+  sampling = _sampling(request, given, served, options, request.prompt_logprobs, field)
+  return _order(request, [prompt], sampling, options, n, [""], served)
 
 
 def tokenize(request: TokenizeRequest, served: Served) -> list[int]:
@@ -149,6 +156,7 @@ def chat_prompt(
   served: Served,
   add_generation_prompt: bool,
   kwargs: Mapping[str, Any] | None,
+  tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
   """The ids of a conversation, as the model's template renders it."""
   if not messages:
@@ -165,11 +173,32 @@ def chat_prompt(
       bos_token=special_text(served.tokenizer.bos_token_id, served),
       eos_token=special_text(eos[0] if eos else None, served),
       now=clock.local_now(),
+      **({"tools": tools} if tools else {}),
       **(kwargs or {}),
     )
   except ValueError as error:
     raise invalid("messages", f"messages: {error}") from None
   return served.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _tools(request: ChatRequest, served: Served) -> Sequence[Mapping[str, Any]] | None:
+  """The tools that the model may call, if it may."""
+  choice = request.tool_choice
+  if choice not in (None, "none", "auto"):
+    raise unsupported("tool_choice", f"{choice!r} is not served; only none and auto are")
+  if not request.tools or choice == "none":
+    return None
+  for tool in request.tools:
+    match tool:
+      case {"type": "function", "function": {"name": str()}}:
+        continue
+    raise invalid("tools", "tools: each must be {type: 'function', function: {name, ...}}")
+  template = served.chat_template or ""
+  if "tools" not in template or tool_calls.BEGIN not in template:
+    raise unsupported(
+      "tools", f"this model's chat template has no tools, or not as {tool_calls.BEGIN}"
+    )
+  return request.tools
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -194,14 +223,16 @@ def _check_common(request: Sampled, served: Served) -> None:
       raise unsupported(field, f"{value!r} is not served")
   if request.stream_options is not None and not request.stream:
     raise invalid("stream_options", "stream_options: only with stream=true")
-  if request.priority is not None and not -_INT32 <= request.priority < _INT32:
+  if request.prompt_logprobs is not None and request.stream:
+    raise invalid("prompt_logprobs", "prompt_logprobs: not with stream=true; use echo and logprobs")
+  if request.priority is not None and abs(request.priority) > INT32_MAX:
     raise invalid("priority", f"priority={request.priority}: must fit 32 bits")
 
 
 def _num_choices(request: Sampled) -> int:
   n = 1 if request.n is None else request.n
-  if not 1 <= n <= _MAX_N:
-    raise invalid("n", f"n={n}: must be in [1, {_MAX_N}]")
+  if not 1 <= n <= MAX_N:
+    raise invalid("n", f"n={n}: must be in [1, {MAX_N}]")
   return n
 
 
@@ -227,8 +258,21 @@ def _prompts(request: CompletionRequest, served: Served) -> list[list[int]]:
   return prompts  # type: ignore[return-value]
 
 
+def _check_ids(prompts: Sequence[Sequence[int]], served: Served) -> None:
+  try:
+    for prompt in prompts:
+      check_token_ids(prompt, served.engine.config.model.vocab_size)
+  except ValueError as error:
+    raise of_value_error(error) from None
+
+
 def _sampling(
-  request: Sampled, max_tokens: int | None, served: Served, field: str = "max_tokens"
+  request: Sampled,
+  max_tokens: int | None,
+  served: Served,
+  options: TextOptions,
+  prompt_logprobs: int | None,
+  field: str = "max_tokens",
 ) -> SamplingParams:
   if max_tokens is not None and max_tokens < 1:
     raise invalid(field, f"{field}={max_tokens}: must be at least 1")
@@ -245,12 +289,31 @@ def _sampling(
       seed=request.seed,
       stop_token_ids=tuple(request.stop_token_ids or ()),
       ignore_eos=bool(request.ignore_eos),
+      min_tokens=request.min_tokens or 0,
+      presence_penalty=request.presence_penalty or 0.0,
+      frequency_penalty=request.frequency_penalty or 0.0,
+      repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+      logit_bias=_logit_bias(request.logit_bias or {}),
+      allowed_token_ids=None
+      if request.allowed_token_ids is None
+      else tuple(request.allowed_token_ids),
+      num_top=options.num_top or 0,
+      prompt_logprobs=prompt_logprobs,
     )
   except ValueError as error:
     raise of_value_error(error) from None
 
 
-def _text_options(request: Sampled, num_top: int | None) -> TextOptions:
+def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+  pairs = {}
+  for token, bias in given.items():
+    if not token.isdecimal() or len(token) > 10:
+      raise ValueError(f"logit_bias={token!r}: must have token ids as keys")
+    pairs[int(token)] = bias
+  return tuple(pairs.items())
+
+
+def _text_options(request: Sampled, num_top: int | None, nothing: bool = False) -> TextOptions:
   stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
   if "" in stops:
     raise invalid("stop", "stop: an empty text stops nothing; leave it out")
@@ -258,14 +321,15 @@ def _text_options(request: Sampled, num_top: int | None) -> TextOptions:
     raise invalid(
       "stop", f"stop: at most {_MAX_STOPS} texts of at most {_MAX_STOP_CHARS} characters"
     )
-  if num_top is not None and not 0 <= num_top <= NUM_TOP:
+  if num_top is not None and not 0 <= num_top <= MAX_TOP:
     field = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
-    raise invalid(field, f"{field}={num_top}: must be in [0, {NUM_TOP}]")
+    raise invalid(field, f"{field}={num_top}: must be in [0, {MAX_TOP}]")
   return TextOptions(
     stops=stops,
     include_stop=bool(request.include_stop_str_in_output),
     skip_special_tokens=request.skip_special_tokens is not False,
     num_top=num_top,
+    no_outputs=nothing,
   )
 
 
@@ -276,13 +340,22 @@ def _order(
   options: TextOptions,
   n: int,
   echoes: Sequence[str],
+  served: Served,
 ) -> Order:
   jobs = []
+  wanted = grammar.wanted_of(request)
+  if wanted is not None and (sampling.min_tokens or sampling.allowed_token_ids is not None):
+    field = "min_tokens" if sampling.min_tokens else "allowed_token_ids"
+    raise unsupported(field, f"not together with {wanted.param}")
+  first = None if wanted is None else served.grammars.make(wanted)
   for prompt in prompts:
     for index in range(n):
       seed = None if sampling.seed is None else sampling.seed + index
       own = dataclasses.replace(sampling, seed=seed)
-      jobs.append(Job(prompt=tuple(prompt), sampling=own, priority=request.priority or 0))
+      copy = None if first is None else first.copy()
+      jobs.append(
+        Job(prompt=tuple(prompt), sampling=own, priority=request.priority or 0, grammar=copy)
+      )
   stream_options = request.stream_options
   continuous = bool(stream_options and stream_options.continuous_usage_stats)
   return Order(
@@ -293,4 +366,6 @@ def _order(
     stream=bool(request.stream),
     include_usage=bool(stream_options and stream_options.include_usage),
     continuous_usage=continuous,
+    prompt_logprobs=request.prompt_logprobs is not None,
+    return_ids=bool(request.return_token_ids),
   )

@@ -9,7 +9,7 @@ from jaxserve.server.generation import Choice
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
 _PREFIX = "jaxserve:"
 # Series that vLLM does not have; all others are known under its prefix too, if that is asked for.
-_OWN = ("requests_rejected", "http_responses", "step_", "retraces")
+_OWN = ("requests_rejected", "numeric_errors", "http_responses", "step_", "retraces")
 _VLLM_PREFIX = "vllm:"
 _SECONDS = (
   0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 240.0,
@@ -33,6 +33,7 @@ class Metrics:
     self._preemptions = self._counter("num_preemptions", "Requests that lost their pages.")
     self._success = self._counter("request_success", "Ended requests.", "finished_reason")
     self.rejected = self._counter("requests_rejected", "Refused with 429: the queue was full.")
+    self.numeric_errors = self._counter("numeric_errors", "Requests ended by a NaN.")
     self._responses = self._counter("http_responses", "Responses by status code.", "code")
     self._ttft = self._seconds("time_to_first_token_seconds", "Arrival to first token.")
     self._itl = self._seconds("inter_token_latency_seconds", "Between two tokens of a stream.")

@@ -4,13 +4,32 @@ The same structs validate a request, encode a response and make the OpenAPI sche
 null counts as left out; what can be left out is null here, and `intake` has the defaults.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-FinishReason = Literal["stop", "length", "abort"]
+from jaxserve.types.sampling import MAX_TOP
+
+INT32_MAX = (1 << 31) - 1
+MAX_N = 128
+
+FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 Role = str
+
+
+def _bounded(least: float | None = None, most: float | None = None) -> Meta:
+  """Bounds for the schema; `intake` checks them, and its errors say what to do."""
+  bounds = {"minimum": least, "maximum": most}
+  return Meta(extra_json_schema={k: v for k, v in bounds.items() if v is not None})
+
+
+_REPETITION = {"exclusiveMinimum": 0, "maximum": 1000}
+Penalty = Annotated[float, _bounded(-2, 2)]
+Share = Annotated[float, _bounded(0, 1)]
+Count = Annotated[int, _bounded(0)]
+Top = Annotated[int, _bounded(0, MAX_TOP)]
+TokenId = Annotated[int, _bounded(0, INT32_MAX)]
 
 
 class StreamOptions(Struct):
@@ -20,44 +39,64 @@ class StreamOptions(Struct):
   continuous_usage_stats: bool | None = None
 
 
+class StructuredOutputs(Struct, kw_only=True):
+  """What an output has to be; one of these."""
+
+  json: dict[str, Any] | str | None = None
+  regex: str | None = None
+  choice: list[str] | None = None
+  grammar: str | None = None
+  json_object: bool | None = None
+
+
 class Sampled(Struct, kw_only=True):
   """Fields that both kinds of completion share."""
 
   model: str | None = None
-  temperature: float | None = None
-  top_p: float | None = None
-  top_k: int | None = None
-  min_p: float | None = None
-  n: int | None = None
+  temperature: Annotated[float, _bounded(0, 2)] | None = None
+  top_p: Share | None = None
+  top_k: Annotated[int, _bounded(-1)] | None = None
+  min_p: Share | None = None
+  n: Annotated[int, _bounded(1, MAX_N)] | None = None
   stop: str | list[str] | None = None
-  stop_token_ids: list[int] | None = None
+  stop_token_ids: list[TokenId] | None = None
   include_stop_str_in_output: bool | None = None
   skip_special_tokens: bool | None = None
   ignore_eos: bool | None = None
   seed: int | None = None
   stream: bool | None = None
   stream_options: StreamOptions | None = None
-  priority: int | None = None
+  priority: Annotated[int, _bounded(-INT32_MAX, INT32_MAX)] | None = None
   user: str | None = None
   request_id: str | None = None
   cache_salt: str | None = None
-  # Known, and refused unless they ask for nothing (`intake.check_supported`).
-  min_tokens: int | None = None
-  logit_bias: dict[str, float] | None = None
-  presence_penalty: float | None = None
-  frequency_penalty: float | None = None
-  repetition_penalty: float | None = None
-  response_format: dict[str, Any] | None = None
-  prompt_logprobs: int | None = None
+  min_tokens: Count | None = None
+  logit_bias: dict[str, Annotated[float, _bounded(-100, 100)]] | None = None
+  presence_penalty: Penalty | None = None
+  frequency_penalty: Penalty | None = None
+  repetition_penalty: Annotated[float, Meta(extra_json_schema=_REPETITION)] | None = None
+  allowed_token_ids: list[TokenId] | None = None
+  prompt_logprobs: Top | None = None
   return_token_ids: bool | None = None
+  response_format: dict[str, Any] | None = None
+  structured_outputs: StructuredOutputs | None = None
+  guided_json: dict[str, Any] | str | None = None
+  guided_regex: str | None = None
+  guided_choice: list[str] | None = None
+  guided_grammar: str | None = None
+  # Known, and refused unless they ask for nothing (`intake`).
+  bad_words: list[str] | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):
   """A text to continue."""
 
-  prompt: str | list[str | int | list[int]]
-  max_tokens: int | None = None
-  logprobs: int | None = None
+  prompt: Annotated[
+    str | list[str | TokenId | list[TokenId]],
+    Meta(extra_json_schema={"minLength": 1, "minItems": 1}),
+  ]
+  max_tokens: Count | None = None
+  logprobs: Top | None = None
   echo: bool | None = None
   add_special_tokens: bool | None = None
   # Known, and refused unless they ask for nothing.
@@ -85,18 +124,18 @@ class Message(Struct, omit_defaults=True):
 class ChatRequest(Sampled, kw_only=True):
   """A conversation to continue."""
 
-  messages: list[Message]
-  max_tokens: int | None = None
-  max_completion_tokens: int | None = None
+  messages: Annotated[list[Message], Meta(extra_json_schema={"minItems": 1})]
+  max_tokens: Annotated[int, _bounded(1)] | None = None
+  max_completion_tokens: Annotated[int, _bounded(1)] | None = None
   logprobs: bool | None = None
-  top_logprobs: int | None = None
+  top_logprobs: Top | None = None
   add_generation_prompt: bool | None = None
   chat_template_kwargs: dict[str, Any] | None = None
+  tools: list[dict[str, Any]] | None = None
+  tool_choice: str | dict[str, Any] | None = None
   # Known, and refused unless they ask for nothing.
   continue_final_message: bool | None = None
   echo: bool | None = None
-  tools: list[dict[str, Any]] | None = None
-  tool_choice: str | dict[str, Any] | None = None
   functions: list[dict[str, Any]] | None = None
   function_call: str | dict[str, Any] | None = None
   modalities: list[str] | None = None
@@ -118,12 +157,24 @@ class Usage(Struct):
 
 
 class CompletionLogprobs(Struct):
-  """Log-probabilities of generated tokens."""
+  """Log-probabilities of tokens; with `echo` those of the prompt first, of which one has none."""
 
   tokens: list[str]
-  token_logprobs: list[float]
-  top_logprobs: list[dict[str, float]]
+  token_logprobs: list[float | None]
+  top_logprobs: list[dict[str, float] | None]
   text_offset: list[int]
+
+
+class PromptLogprob(Struct):
+  """What the model said of a token at a position of the prompt. The likeliest has rank 1."""
+
+  logprob: float
+  rank: int
+  decoded_token: str
+
+
+# For every token of a prompt, by id: the token itself and the most likely ones.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CompletionChoice(Struct):
@@ -134,6 +185,9 @@ class CompletionChoice(Struct):
   logprobs: CompletionLogprobs | None
   finish_reason: FinishReason | None
   stop_reason: int | str | None = None
+  token_ids: list[int] | UnsetType = UNSET
+  prompt_token_ids: list[int] | UnsetType = UNSET
+  prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionReply(Struct, kw_only=True):
@@ -170,12 +224,29 @@ class ChatLogprobs(Struct):
   content: list[TokenLogprob]
 
 
+class CalledFunction(Struct):
+  """What to call; the arguments are JSON."""
+
+  name: str
+  arguments: str
+
+
+class ToolCall(Struct):
+  """A call that the model asks for; in a stream, complete in one chunk."""
+
+  id: str
+  function: CalledFunction
+  type: Literal["function"] = "function"
+  index: int | UnsetType = UNSET
+
+
 class ReplyMessage(Struct):
   """What the model said."""
 
-  content: str
+  content: str | None
   role: Literal["assistant"] = "assistant"
   refusal: None = None
+  tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -186,6 +257,7 @@ class ChatChoice(Struct):
   logprobs: ChatLogprobs | None
   finish_reason: FinishReason
   stop_reason: int | str | None = None
+  token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatReply(Struct, kw_only=True):
@@ -196,6 +268,8 @@ class ChatReply(Struct, kw_only=True):
   model: str
   choices: list[ChatChoice]
   usage: Usage
+  prompt_token_ids: list[int] | UnsetType = UNSET
+  prompt_logprobs: PromptLogprobs | UnsetType = UNSET
   object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -204,6 +278,7 @@ class Delta(Struct, omit_defaults=True):
 
   role: Literal["assistant"] | None = None
   content: str | None = None
+  tool_calls: list[ToolCall] | None = None
 
 
 class ChatChunkChoice(Struct):
@@ -214,6 +289,7 @@ class ChatChunkChoice(Struct):
   logprobs: ChatLogprobs | None
   finish_reason: FinishReason | None
   stop_reason: int | str | None = None
+  token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -224,6 +300,7 @@ class ChatChunk(Struct, kw_only=True):
   model: str
   choices: list[ChatChunkChoice]
   usage: Usage | None | UnsetType = UNSET
+  prompt_token_ids: list[int] | UnsetType = UNSET
   object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -268,7 +345,7 @@ class TokenizeReply(Struct):
 class DetokenizeRequest(Struct, kw_only=True):
   """Token ids to make text of."""
 
-  tokens: list[int]
+  tokens: list[TokenId]
   model: str | None = None
 
 
@@ -298,7 +375,7 @@ class Version(Struct):
 class Health(Struct):
   """Whether requests are served, and if not, why."""
 
-  status: Literal["ok", "draining", "dead"]
+  status: Literal["ok", "loading", "draining", "dead"]
   reason: str | None = None
 
 

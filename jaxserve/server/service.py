@@ -8,15 +8,18 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
 from absl import logging
 
 from jaxserve.engine import Engine, SamplingParams, clock
+from jaxserve.engine.request import TokenEvent
 from jaxserve.server.engine_thread import EngineThread, Report, Submission
 from jaxserve.server.errors import ApiError, of_value_error
 from jaxserve.server.generation import Choice, Generation, TextOptions
+from jaxserve.server.grammar import Grammar, Grammars
 from jaxserve.server.metrics import Metrics
 from jaxserve.server.protocol import Health
 from jaxserve.server.steps import StepFeed, params_with
@@ -42,6 +45,11 @@ class Served:
   chat_template: str | None
   name: str
 
+  @functools.cached_property
+  def grammars(self) -> Grammars:
+    """Makes what structured output is held to."""
+    return Grammars(self.tokenizer, self.engine.config.model.vocab_size)
+
   @property
   def max_model_len(self) -> int:
     """Most tokens of a request."""
@@ -55,6 +63,7 @@ class Job:
   prompt: tuple[int, ...]
   sampling: SamplingParams
   priority: int = 0
+  grammar: Grammar | None = None
 
 
 class Service:
@@ -169,6 +178,7 @@ class Service:
         prompt=job.prompt,
         sampling=job.sampling,
         priority=job.priority,
+        constraint=job.grammar,
       )
       choices.append(Choice(index, submission, options, self.served.tokenizer))
     generation = Generation(choices, clock.now(), self._close)
@@ -235,20 +245,28 @@ class Service:
       if ticket in self._live:
         generation, _ = self._live[ticket]
         generation.fail(of_value_error(ValueError(str(error))))
-    gap_s = 0.0
-    for ticket, event in report.tokens:
-      if ticket not in self._live:
-        continue  # it ended while this token was on its way
-      generation, choice = self._live[ticket]
-      piece = choice.take(event)
-      self.metrics.token(generation.arrival_s, choice, done_s)
-      if choice.token_times_s:
-        gap_s = max(gap_s, done_s - choice.token_times_s[-1])
-      choice.token_times_s.append(done_s)
-      if piece.finish_reason is not None:
-        del self._live[ticket]
-        if event.finish_reason is None and self._thread is not None:
-          self._thread.abort(ticket)  # a stop string, of which the engine knows nothing
-        self.metrics.finished(generation.arrival_s, choice, piece.finish_reason)
-      generation.give(piece)
-    self.feed.add(report, gap_s)
+    gaps_s = [self._take(ticket, event, done_s) for ticket, event in report.tokens]
+    self.feed.add(report, max(gaps_s, default=0.0))
+
+  def _take(self, ticket: int, event: TokenEvent, done_s: float) -> float:
+    """Hands a token to whom it belongs; how long they had waited since the one before."""
+    if ticket not in self._live:
+      return 0.0  # it ended while this token was on its way
+    generation, choice = self._live[ticket]
+    if event.finish_reason == "error":
+      self.metrics.numeric_errors.inc()
+      generation.fail(ApiError(500, "the model's output is not a number", "numeric_error"))
+    if (error := getattr(choice.job.constraint, "error", None)) is not None:
+      message = f"the structure asked for could not be kept up: {error}"
+      generation.fail(ApiError(400, message, "structure_failed"))
+    piece = choice.take(event)
+    self.metrics.token(generation.arrival_s, choice, done_s)
+    gap_s = done_s - choice.token_times_s[-1] if choice.token_times_s else 0.0
+    choice.token_times_s.append(done_s)
+    if piece.finish_reason is not None:
+      del self._live[ticket]
+      if event.finish_reason is None and self._thread is not None:
+        self._thread.abort(ticket)  # a stop string, of which the engine knows nothing
+      self.metrics.finished(generation.arrival_s, choice, piece.finish_reason)
+    generation.give(piece)
+    return gap_s

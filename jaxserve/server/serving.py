@@ -11,6 +11,7 @@ import uvicorn
 from absl import logging
 
 from jaxserve.server.app import make_app
+from jaxserve.server.connections import Connection
 from jaxserve.server.service import Served, Service
 
 _KEEP_ALIVE_S = 75  # longer than the 60 s for which proxies keep unused connections
@@ -121,6 +122,7 @@ def serve(
   config = uvicorn.Config(
     app, log_level="warning", access_log=False, lifespan="off", server_header=False,
     timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_CLOSE_S, backlog=_BACKLOG,
+    http=Connection, ws="none",
   )  # fmt: skip
   server = _Server(config, service, options.drain_s)
 

@@ -5,7 +5,6 @@ installed. Without it, templates that are ChatML are rendered by hand.
 """
 
 import datetime
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -87,44 +86,12 @@ def _render_jinja(
 ) -> str:
   import jinja2
 
-  environment = _environment(now)
+  from jaxserve.text import sandbox
+
+  environment = sandbox.environment(now)
   try:
     return environment.from_string(template).render(**variables)
   except jinja2.TemplateError as error:
     raise ValueError(f"the chat template refuses these messages: {error}") from None
-  except (TypeError, KeyError, AttributeError) as error:
+  except (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
     raise ValueError(f"the chat template cannot take these messages: {error}") from None
-
-
-def _environment(now: datetime.datetime | None) -> Any:
-  import jinja2
-  from jinja2 import ext, sandbox
-
-  class Generation(ext.Extension):
-    """{% generation %} marks the assistant's part for training; it prints what it holds."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> Any:
-      lineno = next(parser.stream).lineno
-      body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-      return jinja2.nodes.Scope(body).set_lineno(lineno)
-
-  def raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-  def strftime_now(pattern: str) -> str:
-    if now is None:
-      raise jinja2.TemplateError("it prints the date, which was not given")
-    return now.strftime(pattern)
-
-  def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    # Not jinja2's own: that escapes HTML, and models have not seen \u003c in training.
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-  environment = sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-  )
-  environment.filters["tojson"] = to_json
-  environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-  return environment

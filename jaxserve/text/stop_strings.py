@@ -25,6 +25,11 @@ class StopStrings:
     self._held = ""
     self.matched: str | None = None
 
+  @property
+  def held(self) -> str:
+    """What is held back now."""
+    return self._held
+
   def push(self, text: str) -> str:
     """Takes more text; returns what can be sent now. After a match, nothing more can."""
     if self.matched is not None:

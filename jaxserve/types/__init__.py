@@ -10,10 +10,11 @@ which JAX would wrap, and never a huge id, which would overflow when multiplied.
 
 from jaxserve.types.plan import StepPlan, cut_plan, pack_plan, unpack_plan
 from jaxserve.types.reuse import PrefixPool, Reuse
-from jaxserve.types.sampling import SamplingTable, StepOutput
+from jaxserve.types.sampling import LogitEdits, PromptOutput, SamplingTable, StepOutput
 from jaxserve.types.state import Decision, PagePool, SchedulerParams, SchedulerState, Status
 
 __all__ = [
-  "Decision", "PagePool", "PrefixPool", "Reuse", "SamplingTable", "SchedulerParams",
+  "Decision", "LogitEdits", "PagePool", "PrefixPool", "PromptOutput", "Reuse", "SamplingTable",
+  "SchedulerParams",
   "SchedulerState", "Status", "StepOutput", "StepPlan", "cut_plan", "pack_plan", "unpack_plan",
 ]  # fmt: skip

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from jaxserve.config import CacheConfig, ModelConfig, PlanShape, RopeConfig
+from jaxserve.engine.sampling_row import empty_sampling_table
 from jaxserve.model import dots, kv_cache, llama, step
-from jaxserve.types import SamplingTable, pack_plan
+from jaxserve.types import pack_plan
 from tests.testing.plans import Row, make_plan
 
 CONFIG = ModelConfig(
@@ -52,7 +53,7 @@ class Runner:
     shape = _shape(num_tokens)
     plan = make_plan(rows, shape)
     call = _compiled(self.graphdef, self.config, shape, self.dtype, *self.options)
-    hidden, self.kv, fields = call(self.leaves, self.kv, self.table, pack_plan(plan))
+    hidden, self.kv, fields, _ = call(self.leaves, self.kv, self.table, pack_plan(plan))
     return np.asarray(hidden), fields
 
 
@@ -184,14 +185,7 @@ def test_forward_updates_the_cache_in_place_at_any_pool_size():
 
 
 def _sampling_table():
-  zeros = np.zeros(REQUESTS)
-  return SamplingTable(
-    temperature=zeros.astype(np.float32),
-    top_k=zeros.astype(np.int32),
-    top_p=(zeros + 1).astype(np.float32),
-    min_p=zeros.astype(np.float32),
-    seed=zeros.astype(np.uint32),
-  )
+  return empty_sampling_table(REQUESTS, CONFIG.vocab_size)
 
 
 def test_sample_updates_the_token_table_in_place():
@@ -224,7 +218,7 @@ def test_sample_writes_greedy_tokens_of_sampling_rows_only(tied):
   np.testing.assert_array_equal(after, expected)
   logprobs = logits.max(1) - np.log(np.exp(logits).sum(1))
   np.testing.assert_allclose(output.logprobs, logprobs, rtol=1e-5)
-  np.testing.assert_array_equal(output.top_ids, np.argsort(-logits, axis=1)[:, :8])
+  np.testing.assert_array_equal(output.top_ids[:, :8], np.argsort(-logits, axis=1)[:, :8])
 
 
 def test_params_round_trip_through_load():

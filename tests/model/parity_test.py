@@ -71,7 +71,7 @@ class Model:
     ]
     plan = make_plan(rows, SHAPE)
     plan = dataclasses.replace(plan, logits_idx=np.arange(NUM_TOKENS, dtype=np.int32))
-    hidden, self.kv, _ = forward(
+    hidden, self.kv, _, _ = forward(
       self.leaves, self.kv, self.table, pack_plan(plan),
       graphdef=self.graphdef, config=self.config, shape=SHAPE, dtype=jnp.float32,
       **self.options,

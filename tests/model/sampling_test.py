@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.engine.sampling_row import empty_sampling_table
 from jaxserve.model import sampling
 from jaxserve.model.sampling import RowOptions
-from jaxserve.types import SamplingTable
 
 VOCAB = 211
 SAMPLE = jax.jit(sampling.sample)
@@ -17,6 +17,7 @@ def _options(rows, **given):
   defaults = {
     "temperature": (1.0, np.float32), "top_k": (0, np.int32), "top_p": (1.0, np.float32),
     "min_p": (0.0, np.float32), "seed": (0, np.uint32), "position": (0, np.int32),
+    "num_top": (0, np.int32), "request": (0, np.int32), "edited": (False, np.bool_),
   }  # fmt: skip
   fields = {
     name: np.broadcast_to(np.asarray(given.get(name, value), dtype), (rows,))
@@ -174,11 +175,9 @@ def test_a_token_of_weight_zero_is_never_drawn(uniform):
 
 
 def test_padded_rows_are_greedy():
-  table = SamplingTable(
-    temperature=np.ones(3, np.float32), top_k=np.zeros(3, np.int32),
-    top_p=np.ones(3, np.float32), min_p=np.zeros(3, np.float32), seed=np.arange(3, dtype=np.uint32),
-  )  # fmt: skip
-  table = jax.tree.map(jnp.asarray, table)
+  table = dataclasses.replace(
+    empty_sampling_table(3, VOCAB), temperature=jnp.ones(3), seed=jnp.arange(3, dtype=jnp.uint32)
+  )
   rows = sampling.row_options(table, jnp.asarray([2, 3]), jnp.asarray([4, 0]))
   fields = {f.name: np.asarray(getattr(rows, f.name)).tolist() for f in dataclasses.fields(rows)}
   assert fields["temperature"] == [1.0, 0.0]

@@ -36,7 +36,7 @@ def served() -> server.Served:
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype("float32"))
   config = EngineConfig(
     model=checkpoint.config, scheduler=SCHEDULER, dtype="float32", token_buckets=(16,),
-    query_tile=16, eos_token_ids=checkpoint.eos_token_ids,
+    query_tile=16, eos_token_ids=checkpoint.eos_token_ids, score_prompts=True,
   )  # fmt: skip
   engine = Engine.build(config, graphdef, leaves, store=engines.shared_store())
   engine.warm_up()

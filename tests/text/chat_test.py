@@ -134,3 +134,48 @@ def test_templates_render_as_transformers_renders_them(case):
     return
   with pytest.raises(ValueError, match="refuses these messages"):
     render()
+
+
+ESCAPES = [
+  "{{ ''.__class__.__mro__ }}",
+  "{{ messages.__class__ }}",
+  "{{ cycler.__init__.__globals__ }}",
+  "{{ namespace.__init__.__globals__ }}",
+  "{{ dict.__class__.__base__.__subclasses__() }}",
+  "{{ dict.fromkeys.__func__ }}",
+  "{{ raise_exception.__globals__ }}",
+  "{{ (messages|attr('__class__')) }}",
+  "{{ messages|map(attribute='__class__')|list }}",
+  "{{ '{0.__class__.__mro__}'.format(messages) }}",
+  "{{ self._TemplateReference__context }}",
+  "{% set ns = namespace(__class__=1) %}{{ ns }}",
+  "{% set ns = namespace() %}{% set ns.__dict__ = {} %}{{ ns }}",
+  "{{ messages.append(1) }}",
+  "{{ messages[0].update({'role': 'x'}) }}",
+  "{% include '/etc/passwd' %}",
+  "{% import 'os' as os %}{{ os }}",
+  "{{ range(999999999)|list }}",
+  "{{ lipsum.__globals__['os'].popen('id').read() }}",
+]
+
+
+@needs_jinja
+@pytest.mark.parametrize("template", ESCAPES)
+def test_a_template_does_not_leave_the_sandbox(template):
+  messages = [dict(USER)]
+  try:
+    text = render_chat(template, messages)
+  except ValueError as error:
+    assert "chat template" in str(error)
+  else:  # what is refused silently is undefined, and prints as nothing
+    assert text.strip() in ("", "[]", "[Undefined]")
+  assert messages == [USER]
+
+
+@needs_jinja
+def test_a_namespace_and_a_dict_still_work():
+  template = (
+    "{% set ns = namespace(n=0, self=2) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+    "{% endfor %}{{ ns.n }}{{ ns.self }}{{ dict(a=1)['a'] }}{{ dict.fromkeys(['k'], 3)['k'] }}"
+  )
+  assert render_chat(template, [USER, REPLY]) == "2213"
