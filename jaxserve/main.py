@@ -102,6 +102,12 @@ _POLICY_ARGS = flags.DEFINE_list("policy_args", [], "Hyper-parameters of --polic
 _COMPARE = flags.DEFINE_list(
   "compare", [], "In --mode=replay: policies to run side by side on the same load."
 )
+_SPECULATE = flags.DEFINE_string(
+  "speculate",
+  None,
+  "Speculative decoding: ngram:k=4 takes drafts from the request's own text, draft:MODEL,k=4 asks "
+  "a smaller model with the same vocabulary. Default: off.",
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Of sampling.", lower_bound=0)
 _PROMPT = flags.DEFINE_string("prompt", None, "What to answer in --mode=generate.")
 _MAX_TOKENS = flags.DEFINE_integer(
@@ -329,7 +335,7 @@ def _policy_args() -> dict[str, float]:
 def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
   """Starts the engine; how long each phase took."""
   begin = time.perf_counter()
-  from jaxserve.engine import devices, startup
+  from jaxserve.engine import devices, speculation, startup
 
   devices.set_up()
   import_s = time.perf_counter() - begin
@@ -352,6 +358,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     policy_args=_policy_args(),
     other_policies=tuple(_COMPARE.value) if replay else (),
     attention=_ATTENTION.value,
+    speculate=speculation.parse(_SPECULATE.value) if _SPECULATE.value else None,
     seed=_SEED.value,
   )
   started = startup.start(startup.StartOptions(**options))

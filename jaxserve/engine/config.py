@@ -11,6 +11,7 @@ from jaxserve.config import (
   SplitKV,
   token_buckets,
 )
+from jaxserve.engine.speculation import Speculate
 
 Attention = Literal["auto", "xla", "ref", "mosaic_gpu"]
 
@@ -55,6 +56,7 @@ class EngineConfig:
     eos_token_ids: end-of-sequence tokens.
     other_policies: scheduling policies besides scheduler.policy that `Engine.set_policy` may
       switch to.
+    speculate: the drafter; None: no speculative decoding. scheduler.max_drafts is its k.
   """
 
   model: ModelConfig
@@ -67,8 +69,15 @@ class EngineConfig:
   overlap: bool = True
   eos_token_ids: tuple[int, ...] = ()
   other_policies: tuple[str, ...] = ()
+  speculate: Speculate | None = None
 
   def __post_init__(self) -> None:
+    drafts = self.speculate.k if self.speculate else 0
+    if self.scheduler.max_drafts != drafts:
+      raise ValueError(
+        f"max_drafts={self.scheduler.max_drafts}: must be {drafts}, the k of speculate="
+        f"{self.speculate}"
+      )
     if self.scheduler.max_model_len > self.model.max_position:
       raise ValueError(
         f"max_model_len={self.scheduler.max_model_len}: the model supports at most "
@@ -96,8 +105,9 @@ class EngineConfig:
 
   @property
   def rows(self) -> tuple[int, ...]:
-    """Row buckets of the head, rising."""
-    return row_buckets(self.scheduler.max_num_seqs)
+    """Row buckets of the head, rising; with speculation a draft is a row of its own."""
+    most = self.scheduler.max_num_seqs * (1 + self.scheduler.max_drafts)
+    return row_buckets(min(most, self.scheduler.max_budget))
 
   @property
   def schedulers(self) -> tuple[SchedulerConfig, ...]:

@@ -64,6 +64,7 @@ class Engine:
     self._slots: dict[int, int] = {}  # request id -> slot
     self._in_flight: collections.deque[InFlight] = collections.deque()
     self._unreported: tuple[int, ...] = ()  # preempted by a step that computed nothing
+    self._drafts_wait = False  # the last step read brought drafts
     self._next_id = self._num_steps = 0
     self.set_policy(config.scheduler.policy, params)
     table.seal()
@@ -240,7 +241,8 @@ class Engine:
 
     With overlap, step n + 1 is dispatched before the outputs of step n are read here.
     """
-    depth = 1 if self.config.overlap else 0
+    # Drafts are for who is known to be there: while there are some, nothing is dispatched ahead.
+    depth = 1 if self.config.overlap and not self._drafts_wait else 0
     while len(self._in_flight) <= depth and self._requests:
       # With nothing in flight, a policy may still sit some steps out.
       if not any(self._dispatch() for _ in range(1 if self._in_flight else sched.MOST_IDLE_STEPS)):
@@ -334,7 +336,8 @@ class Engine:
     bucket = bucket_for(num_tokens, self.config.buckets)
     plan = self._plan(packed, bucket)
     dispatched_s = clock.now()
-    done, output = self._run_model(plan, bucket, num_rows, bool(decision.samples.any()))
+    places = num_rows if decision.drafts is None else num_rows + int(decision.drafts.sum())
+    done, output = self._run_model(plan, bucket, places, bool(decision.samples.any()))
     requests = tuple(self._requests[slot] for slot in decision.order[:num_rows].tolist())
     self._in_flight.append(
       InFlight(
@@ -385,17 +388,25 @@ class Engine:
     jax.block_until_ready(flight.done)
     output = jax.tree.map(np.asarray, flight.output)  # None stays None
     done_s = clock.now()
-    events, stopped = flight.take_outputs(self._requests, output)
+    taken = flight.take_outputs(self._requests, output)
+    counts = taken.counts(self.config.scheduler) if self.config.speculate else ()
     self._state, finished = self._table["commit", self.policy](
-      self._state, flight.decision, self._mask(stopped)
+      self._state, flight.decision, self._mask(taken.stopped), *counts
     )
     ended = set(np.flatnonzero(np.asarray(finished)).tolist())
-    outputs = tuple(self._finish(event, slot, ended, stopped) for slot, event in events)
+    last = {slot: event for slot, event in taken.events if slot in ended}
+    outputs = tuple(
+      self._finish(event, slot, taken.stopped) if last.get(slot) is event else event
+      for slot, event in taken.events
+    )
+    self._drafts_wait = any(
+      taken.proposed.get(slot) for slot in taken.proposed if slot not in ended
+    )
     return StepEvents(
       step=flight.step,
       bucket=flight.bucket,
       budget=flight.budget,
-      scheduled=flight.scheduled,
+      scheduled=flight.verified(taken),
       admitted=flight.admitted,
       preempted=flight.preempted,
       dispatched_s=flight.dispatched_s,
@@ -403,11 +414,7 @@ class Engine:
       outputs=outputs,
     )
 
-  def _finish(
-    self, event: TokenEvent, slot: int, ended: set[int], stopped: list[int]
-  ) -> TokenEvent:
-    if slot not in ended:
-      return event
+  def _finish(self, event: TokenEvent, slot: int, stopped: list[int]) -> TokenEvent:
     del self._requests[slot], self._slots[event.request_id]
     reason: FinishReason = "stop" if slot in stopped else "length"
     return dataclasses.replace(event, finish_reason=reason)

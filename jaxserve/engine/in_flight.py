@@ -4,9 +4,34 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
 
+from jaxserve.config import SchedulerConfig
 from jaxserve.engine.request import Request, Scheduled, TokenEvent
+from jaxserve.engine.speculation import by_slot
 from jaxserve.types import Decision, StepOutput
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Taken:
+  """What a step yielded, by slot.
+
+  Attributes:
+    events: new tokens in order.
+    stopped: slots that they stop.
+    outputs: how many tokens the model found right, those past a stop included.
+    proposed: drafts that lie behind them, where there is a drafter.
+  """
+
+  events: list[tuple[int, TokenEvent]] = dataclasses.field(default_factory=list)
+  stopped: list[int] = dataclasses.field(default_factory=list)
+  outputs: dict[int, int] = dataclasses.field(default_factory=dict)
+  proposed: dict[int, int] = dataclasses.field(default_factory=dict)
+
+  def counts(self, config: SchedulerConfig) -> tuple[np.ndarray, np.ndarray]:
+    """`outputs` and `proposed` as `sched.commit` wants them."""
+    size = config.max_requests
+    return by_slot(self.outputs, size, 1), by_slot(self.proposed, size, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,30 +64,42 @@ class InFlight:
   done: jax.Array
   dispatched_s: float
 
-  def take_outputs(
-    self, alive: Mapping[int, Request], output: StepOutput | None
-  ) -> tuple[list[tuple[int, TokenEvent]], list[int]]:
-    """Appends the new tokens to their requests.
+  def take_outputs(self, alive: Mapping[int, Request], output: StepOutput | None) -> Taken:
+    """Appends the new tokens to their requests, up to one that stops them.
 
     Args:
       alive: requests by slot; the tokens of others are dropped.
       output: of this step, on the host.
-
-    Returns:
-      (new tokens by slot, slots that they stop).
     """
-    events: list[tuple[int, TokenEvent]] = []
-    stopped: list[int] = []
+    taken = Taken()
+    place = 0
     for row, (request, part) in enumerate(zip(self.requests, self.scheduled, strict=True)):
+      first, place = place, place + 1 + part.drafts
       if not part.samples or output is None or alive.get(request.slot) is not request:
         continue
-      event = _token_event(request.id, output, row)
-      request.outputs.append(event.token)
-      request.logprobs.append(event.logprob)
-      if event.token in request.stop_ids:
-        stopped.append(request.slot)
-      events.append((request.slot, event))
-    return events, stopped
+      count = 1 if output.counts is None else int(output.counts[first:place].sum())
+      taken.outputs[request.slot] = count
+      if output.proposed is not None and request.speculates:
+        taken.proposed[request.slot] = int(output.proposed[row])
+      for at in range(first, first + count):
+        event = _token_event(request.id, output, at)
+        request.outputs.append(event.token)
+        request.logprobs.append(event.logprob)
+        taken.events.append((request.slot, event))
+        if event.token in request.stop_ids:
+          taken.stopped.append(request.slot)
+          break
+    return taken
+
+  def verified(self, taken: Taken) -> tuple[Scheduled, ...]:
+    """`scheduled`, with the drafts that were accepted."""
+    if not any(part.drafts for part in self.scheduled):
+      return self.scheduled
+    return tuple(
+      dataclasses.replace(part, accepted=taken.outputs.get(request.slot, 1) - 1)
+      if part.drafts else part
+      for request, part in zip(self.requests, self.scheduled, strict=True)
+    )  # fmt: skip
 
 
 def scheduled_parts(decision: Decision, requests: Sequence[Request]) -> tuple[Scheduled, ...]:
@@ -76,6 +113,7 @@ def scheduled_parts(decision: Decision, requests: Sequence[Request]) -> tuple[Sc
       new_pages=int(decision.new_pages[request.slot]),
       samples=bool(samples[request.slot]),
       is_prefill=int(start[request.slot]) < len(request.prompt),
+      drafts=0 if decision.drafts is None else int(decision.drafts[request.slot]),
     )
     for request in requests
   )

@@ -56,6 +56,7 @@ class Request:
   prompt: tuple[int, ...]
   sampling: SamplingParams
   stop_ids: frozenset[int]
+  speculates: bool = True
   outputs: list[int] = dataclasses.field(default_factory=list)
   logprobs: list[float] = dataclasses.field(default_factory=list)
 
@@ -87,7 +88,8 @@ class TokenEvent:
 class Scheduled:
   """What one step computed for one request: `tokens` from position `start` on.
 
-  `new_pages` pages were handed to it for them.
+  `new_pages` pages were handed to it for them. The last `drafts` of the tokens were drafts, of
+  which the model found the first `accepted` right.
   """
 
   request_id: int
@@ -96,6 +98,8 @@ class Scheduled:
   new_pages: int
   samples: bool
   is_prefill: bool
+  drafts: int = 0
+  accepted: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,6 +132,11 @@ class StepEvents:
   def num_tokens(self) -> int:
     """Tokens computed, padding left out."""
     return sum(s.tokens for s in self.scheduled)
+
+  @property
+  def num_places(self) -> int:
+    """Tokens that the head was asked for, padding left out: one a request and one a draft."""
+    return sum(1 + s.drafts for s in self.scheduled)
 
 
 class Listener(Protocol):

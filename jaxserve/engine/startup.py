@@ -15,9 +15,11 @@ from jaxserve.config import CacheConfig, ModelConfig, Ordering, SchedulerConfig
 from jaxserve.engine import attention, clock, compiler, defaults, devices, programs
 from jaxserve.engine.config import Attention, EngineConfig, token_buckets
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.speculation import Speculate
 from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
 from jaxserve.model.checkpoint import Checkpoint, Dtype
+from jaxserve.sched import drafts
 
 # The budget for a model on a device under a load.
 SolveBudget = Callable[[ModelConfig, jax.Device, defaults.Load], int]
@@ -49,6 +51,7 @@ class StartOptions:
     policy_args: hyper-parameters of it that differ from its defaults.
     other_policies: policies that the engine may be switched to.
     attention: implementation of attention, see `engine.attention`.
+    speculate: the drafter; None: no speculative decoding.
     seed: of the engine.
   """
 
@@ -71,6 +74,7 @@ class StartOptions:
   policy_args: Mapping[str, float] = dataclasses.field(default_factory=dict)
   other_policies: tuple[str, ...] = ()
   attention: Attention = "auto"
+  speculate: Speculate | None = None
   seed: int = 0
 
 
@@ -104,7 +108,8 @@ def start(options: StartOptions) -> Started:
   """
   store = ExecutableStore(options.cache_dir / "executables")
   for policy in (options.policy, *options.other_policies):
-    sched.find_policy(policy)  # before the long part
+    found = sched.find_policy(policy)  # before the long part
+    drafts.check(policy, options.speculate.k if options.speculate else 0, found.drafts)
   where = devices.pick()
   begin = clock.now()
   checkpoint = source.load_checkpoint(options.model, options.cache_dir, options.dtype)
@@ -199,6 +204,7 @@ def _engine_config(
       max_model_len=length,
       ordering=options.ordering,
       policy=options.policy,
+      max_drafts=options.speculate.k if options.speculate else 0,
     )
     config = EngineConfig(
       model=checkpoint.config,
@@ -207,6 +213,7 @@ def _engine_config(
       token_buckets=token_buckets(*budgets),
       eos_token_ids=checkpoint.eos_token_ids,
       other_policies=options.other_policies,
+      speculate=options.speculate,
     )
     return choice.applied(config)
 

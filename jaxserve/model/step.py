@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.config import ModelConfig, PlanShape
-from jaxserve.model import dots, kv_cache, llama, sampling
+from jaxserve.model import dots, kv_cache, llama, sampling, verify
 from jaxserve.model.kv_cache import KVCache
 from jaxserve.types import SamplingTable, StepOutput, StepPlan, unpack_plan
 from pallas_kernels.ragged_paged_attention import Implementation, ragged_paged_attention
@@ -53,7 +53,8 @@ def forward(
 
   Returns:
     (f32[R, Dm] normalised hidden state of each row's last token, garbage past the plan's rows;
-    the updated cache; i32[3, R] row_request, seq_lens and sample_mask, for `sample`).
+    the updated cache; i32[3, R] row_request, seq_lens and sample_mask, for `sample`). With drafts
+    the first and the last are of the places of `verify.places`.
   """
   plan = unpack_plan(packed_plan, shape)
   model = llama.merge(graphdef, leaves)
@@ -83,8 +84,13 @@ def forward(
   # Jitted it is traced and lowered once for all layers: GPU kernels take seconds of both.
   once: llama.Attend = jax.jit(attend) if unroll else attend
   x, kv = llama.run_layers(model, config, x, plan.positions, kv, once, unroll=unroll)
-  hidden = llama.rms_norm(x[plan.logits_idx], model.norm[...], config.rms_norm_eps)
-  return hidden, kv, jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])
+  if shape.max_drafts:
+    index, fields = verify.places(plan, shape)
+  else:
+    index = plan.logits_idx
+    fields = jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])
+  hidden = llama.rms_norm(x[index], model.norm[...], config.rms_norm_eps)
+  return hidden, kv, fields
 
 
 def sample(

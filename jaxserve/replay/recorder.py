@@ -161,12 +161,14 @@ class Recorder:
           start=part.start,
           new_pages=part.new_pages,
           samples=part.samples,
+          drafts=part.drafts,
+          accepted=part.accepted,
         )
         for part in events.scheduled
       ),
       preempted=tuple(names[request_id] for request_id in events.preempted),
       admitted=tuple(names[request_id] for request_id in events.admitted),
-      rows=bucket_for(len(events.scheduled), self.engine.config.rows) if samples else 0,
+      rows=bucket_for(events.num_places, self.engine.config.rows) if samples else 0,
       outputs=tuple(StepToken(id=names[e.request_id], token=e.token) for e in events.outputs),
       logits=logits_digest(events.outputs),
     )

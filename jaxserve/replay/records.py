@@ -23,6 +23,8 @@ class StepRequest:
     start: position of the first of these tokens in the request.
     new_pages: pages handed to it in this step.
     samples: the step yields its next output token.
+    drafts: how many of the tokens, the last ones, are drafts to be verified.
+    accepted: how many of the drafts, the first ones, the model found right.
   """
 
   id: str
@@ -31,6 +33,8 @@ class StepRequest:
   start: int = 0
   new_pages: int = 0
   samples: bool = False
+  drafts: int = 0
+  accepted: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

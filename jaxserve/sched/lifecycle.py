@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxserve import cache
 from jaxserve.config import SchedulerConfig
-from jaxserve.sched import policies
+from jaxserve.sched import drafts, policies
 from jaxserve.types import Decision, SchedulerState, Status
 
 
@@ -37,6 +37,7 @@ def init(config: SchedulerConfig) -> SchedulerState:
     pool=cache.create(config.cache.num_pages),
     num_submitted=jnp.zeros((), jnp.int32),
     policy=policies.find(config.policy).rule.init(config),
+    num_drafts=zeros() if config.max_drafts else None,
   )
 
 
@@ -85,6 +86,7 @@ def submit(
     await_host=put(state.await_host, await_host),
     num_pages=put(state.num_pages, 0),
     num_preemptions=put(state.num_preemptions, 0),
+    num_drafts=None if state.num_drafts is None else put(state.num_drafts, 0),
     num_submitted=state.num_submitted + (slot < num_requests).astype(jnp.int32),
   ), slot
 
@@ -104,7 +106,11 @@ def abort(state: SchedulerState, requests: jax.Array) -> SchedulerState:
 
 
 def commit(
-  state: SchedulerState, decision: Decision, stopped: jax.Array
+  state: SchedulerState,
+  decision: Decision,
+  stopped: jax.Array,
+  outputs: jax.Array | None = None,
+  proposed: jax.Array | None = None,
 ) -> tuple[SchedulerState, jax.Array]:
   """Takes note of the outputs of a step, possibly while later steps are in flight.
 
@@ -116,6 +122,9 @@ def commit(
     state: not modified.
     decision: of the step; steps are committed in the order in which they were scheduled.
     stopped: bool[Q], the sampled token ends the request; read only where the step sampled.
+    outputs: i32[Q], tokens that the step yielded: the drafts accepted and one more; read only where
+      the step sampled. None: one each.
+    proposed: i32[Q], new drafts behind the last of them; at most config.max_drafts. None: none.
 
   Returns:
     (state, finished bool[Q]).
@@ -123,6 +132,8 @@ def commit(
   chex.assert_shape(stopped, state.status.shape)
   live = decision.samples & (state.arrival == decision.arrival) & (state.status != Status.FREE)
   in_flight = state.num_in_flight - live.astype(jnp.int32)
+  if decision.drafts is not None:
+    state = drafts.settle(state, decision, live, outputs, proposed)
   finished = live & (stopped | (state.num_known - in_flight >= state.max_total))
   state = dataclasses.replace(state, num_in_flight=in_flight)
   return _finish(state, finished), finished

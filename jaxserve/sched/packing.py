@@ -97,11 +97,12 @@ def schedule(
 
 
 def commit(
-  state: PackedState, decision: jax.Array, stopped: jax.Array, config: SchedulerConfig
-) -> tuple[PackedState, jax.Array]:
-  """`lifecycle.commit` on packed records."""
+  state: PackedState, decision: jax.Array, stopped: jax.Array, *counts: jax.Array,
+  config: SchedulerConfig,
+) -> tuple[PackedState, jax.Array]:  # fmt: skip
+  """`lifecycle.commit` on packed records; with speculation also `outputs` and `proposed`."""
   unpacked = unpack(decision, decision_like(config))
-  new, finished = lifecycle.commit(unpack_state(state, config), unpacked, stopped)
+  new, finished = lifecycle.commit(unpack_state(state, config), unpacked, stopped, *counts)
   return pack_state(new), finished
 
 

@@ -45,6 +45,8 @@ class Draft:
   free: i32[], pages left.
   queue: i32[Q], the queue after this step, where the policy reorders it; None: as it was. Running
     requests must stand in front.
+  extra: i32[Q], draft tokens it could verify besides what it needs; see `sched.drafts`. None
+    without speculation.
   """
 
   request: jax.Array
@@ -62,6 +64,7 @@ class Draft:
   budget: jax.Array
   free: jax.Array
   queue: jax.Array | None = None
+  extra: jax.Array | None = None
 
   @property
   def decoding(self) -> jax.Array:
@@ -99,6 +102,7 @@ class Policy:
     source: the system or paper it comes from.
     words: what it does to requests, for somebody new to the matter; goes on from its name.
     deviates: where it differs from its source on purpose.
+    drafts: it can verify draft tokens, so config.max_drafts may be above 0.
     defaults: hyper-parameters, the initial `SchedulerParams.policy`; may be swept and vmapped.
     reserves_longest: every request holds the pages of the longest one there may be.
     whole_prompts: a prompt longer than the budget can never be served.
@@ -112,6 +116,7 @@ class Policy:
   source: str
   words: str = ""
   deviates: str = ""
+  drafts: bool = False
   defaults: tuple[tuple[str, float], ...] = ()
   reserves_longest: bool = False
   whole_prompts: bool = False
@@ -187,6 +192,14 @@ def begin(context: Context) -> Draft:
   idle = (known >= take(state.max_total)) | (
     take(state.await_host) & (take(state.num_in_flight) > 0)
   )
+  extra = None
+  if state.num_drafts is not None:
+    drafts, in_flight = take(state.num_drafts), take(state.num_in_flight)
+    # Drafts that nobody has verified yet, or that a newer output makes stale.
+    idle |= (drafts > 0) & (in_flight > 0)
+    decoding = running & ~idle & (known - computed == 1)
+    # The step yields one token more than it verifies.
+    extra = jnp.where(decoding, jnp.clip(drafts, 0, take(state.max_total) - known - 1), 0)
   nothing, nobody = jnp.zeros_like(request), jnp.zeros_like(running)
   return Draft(
     request=request,
@@ -203,6 +216,7 @@ def begin(context: Context) -> Draft:
     preempted=nobody,
     budget=jnp.asarray(params.budget, jnp.int32),
     free=state.pool.num_free,
+    extra=extra,
   )
 
 

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxserve import cache
 from jaxserve.config import SchedulerConfig
-from jaxserve.sched import lifecycle, policies
+from jaxserve.sched import drafts, lifecycle, policies
 from jaxserve.sched.policy import Context, Draft, begin
 from jaxserve.types import Decision, PagePool, SchedulerParams, SchedulerState, Status
 
@@ -35,10 +35,11 @@ def schedule(
   """
   context = Context(state, params, config)
   grants, memory = policies.find(config.policy).rule.apply(begin(context), state.policy, context)
-  tokens, pages, admitted, preempted = _by_slot(grants, config)
+  tokens, pages, admitted, preempted, *verified = _by_slot(grants, config)
   start = jnp.where(preempted, 0, state.num_computed)
   state = _preempt(state, preempted)
-  samples = (tokens > 0) & (start + tokens == state.num_known)
+  reached = start + tokens - verified[0] if verified else start + tokens
+  samples = (tokens > 0) & (reached == state.num_known)
   decision = Decision(
     order=_order(grants, config),
     num_scheduled=jnp.sum(tokens > 0, dtype=jnp.int32),
@@ -50,6 +51,7 @@ def schedule(
     preempted=preempted,
     samples=samples,
     arrival=state.arrival,
+    drafts=verified[0] if verified else None,
   )
   state = _hand_out_pages(state, grants, config)
   state = dataclasses.replace(
@@ -66,15 +68,17 @@ def schedule(
 
 
 def _by_slot(grants: Draft, config: SchedulerConfig) -> tuple[jax.Array, ...]:
-  """Tokens, pages, admitted and preempted, each [Q] by request instead of by order of service."""
+  """Tokens, pages, admitted, preempted and, with speculation, drafts; each [Q], by request."""
   lane = jnp.arange(config.max_requests, dtype=jnp.int32)
   slot = jnp.where(grants.request < config.max_requests, grants.request, config.max_requests + lane)
   columns = jnp.stack(
     [grants.tokens, grants.pages, grants.admitted.astype(jnp.int32),
-     grants.preempted.astype(jnp.int32)], axis=-1
+     grants.preempted.astype(jnp.int32), *([] if grants.extra is None else [grants.extra])],
+    axis=-1,
   )  # fmt: skip
   columns = jnp.zeros_like(columns).at[slot].set(columns, mode="drop", unique_indices=True)
-  return columns[:, 0], columns[:, 1], columns[:, 2] > 0, columns[:, 3] > 0
+  taken = columns[:, 0], columns[:, 1], columns[:, 2] > 0, columns[:, 3] > 0
+  return taken if grants.extra is None else (*taken, columns[:, 4])
 
 
 def _order(grants: Draft, config: SchedulerConfig) -> jax.Array:
@@ -88,7 +92,7 @@ def _order(grants: Draft, config: SchedulerConfig) -> jax.Array:
 
 def _preempt(state: SchedulerState, preempted: jax.Array) -> SchedulerState:
   """Victims lose pages and progress, keep their outputs, and wait again at their place."""
-  state = lifecycle.release_pages(state, preempted)
+  state = drafts.drop(lifecycle.release_pages(state, preempted), preempted)
   return dataclasses.replace(
     state,
     status=jnp.where(preempted, int(Status.WAITING), state.status),

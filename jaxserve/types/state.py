@@ -73,6 +73,9 @@ class SchedulerState:
   pool: PagePool.
   num_submitted: i32[], the next submit number.
   policy: what the policy remembers from step to step, a pytree; empty for most.
+  num_drafts: i32[Q], draft tokens proposed behind the last known one, at positions num_known.. of
+    the token table. While an output is in flight they are those of the step in flight, or stale:
+    either way the request waits for it. None where config.max_drafts is 0.
   """
 
   queue: jax.Array
@@ -91,6 +94,7 @@ class SchedulerState:
   pool: PagePool
   num_submitted: jax.Array
   policy: Any
+  num_drafts: jax.Array | None = None
 
 
 @pytree_dataclass
@@ -107,6 +111,8 @@ class Decision:
   preempted: bool[Q], left it, pages freed, to be replayed.
   samples: bool[Q], reaches its last known token, so the step yields its next one.
   arrival: i32[Q], submit numbers when the step was decided.
+  drafts: i32[Q], how many of `tokens`, the last ones, are drafts to be verified. None where
+    config.max_drafts is 0.
   """
 
   order: jax.Array
@@ -119,3 +125,4 @@ class Decision:
   preempted: jax.Array
   samples: jax.Array
   arrival: jax.Array
+  drafts: jax.Array | None = None

@@ -1,0 +1,86 @@
+"""Which drafter an engine has, and what `--speculate` may say."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from jaxserve.model.ngram import Ngram
+
+Kind = Literal["ngram", "draft"]
+USAGE = "use ngram:k=4, or draft:MODEL,k=4"
+MOST_DRAFTS = 16
+_NUMBERS = {"ngram": ("k", "longest", "shortest"), "draft": ("k",)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Speculate:
+  """Speculative decoding.
+
+  Attributes:
+    kind: "ngram" looks drafts up in the request's own tokens, "draft" asks a smaller model.
+    k: most drafts of one request in a step.
+    longest: most tokens that "ngram" looks for.
+    shortest: fewest tokens that it takes for more than chance.
+    model: of "draft", as `--model` takes it.
+  """
+
+  kind: Kind
+  k: int = 4
+  longest: int = 4
+  shortest: int = 2
+  model: str | None = None
+
+  def __post_init__(self) -> None:
+    if self.kind not in _NUMBERS:
+      raise ValueError(f"speculate={self.kind!r}: is no drafter; {USAGE}")
+    if not 1 <= self.k <= MOST_DRAFTS:
+      raise ValueError(f"speculate: k={self.k}: must be in [1, {MOST_DRAFTS}]")
+    if (self.kind == "draft") != bool(self.model):
+      raise ValueError(f"speculate: model={self.model!r} with {self.kind!r}; {USAGE}")
+    try:
+      Ngram(longest=self.longest, shortest=self.shortest)
+    except ValueError as error:
+      raise ValueError(f"speculate: {error}") from None
+
+  @property
+  def lookup(self) -> Ngram | None:
+    """What "ngram" looks for; None for a model."""
+    return Ngram(longest=self.longest, shortest=self.shortest) if self.kind == "ngram" else None
+
+
+def parse(text: str) -> Speculate:
+  """What `--speculate` says: KIND:NAME=NUMBER,..., for "draft" with the model in front.
+
+  Raises:
+    ValueError: with the remedy.
+  """
+  kind, _, rest = text.partition(":")
+  parts = [part for part in rest.split(",") if part]
+  model = parts.pop(0) if kind == "draft" and parts else None
+  numbers = dict(_number(kind, part, text) for part in parts)
+  return Speculate(kind=_kind(kind, text), model=model, **numbers)
+
+
+def _kind(name: str, text: str) -> Kind:
+  if name == "ngram":
+    return "ngram"
+  if name == "draft":
+    return "draft"
+  raise ValueError(f"speculate={text!r}: {name!r} is no drafter; {USAGE}")
+
+
+def _number(kind: str, part: str, text: str) -> tuple[str, int]:
+  name, _, value = part.partition("=")
+  known = _NUMBERS.get(kind, ())
+  if name not in known or not value.isdecimal():
+    raise ValueError(f"speculate={text!r}: {part!r} is not one of {', '.join(known)} with =NUMBER")
+  return name, int(value)
+
+
+def by_slot(values: Mapping[int, int], size: int, fill: int) -> np.ndarray:
+  """i32[size] with the values of some slots."""
+  array = np.full(size, fill, np.int32)
+  array[list(values)] = list(values.values())
+  return array
