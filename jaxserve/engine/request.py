@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+from jaxserve.metrics import Acceptance
 from jaxserve.types import SchedulerParams
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -132,6 +133,16 @@ class StepEvents:
   def num_tokens(self) -> int:
     """Tokens computed, padding left out."""
     return sum(s.tokens for s in self.scheduled)
+
+  @property
+  def acceptance(self) -> Acceptance:
+    """Drafts of this step, of the requests whose outputs counted."""
+    ours = {event.request_id for event in self.outputs}
+    return Acceptance.of(
+      (part.drafts, part.accepted)
+      for part in self.scheduled
+      if part.request_id in ours and not part.is_prefill
+    )
 
   @property
   def num_places(self) -> int:

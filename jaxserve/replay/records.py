@@ -168,6 +168,16 @@ class RunRecord:
     return max(ends, default=0.0)
 
   @property
+  def acceptance(self) -> metrics.Acceptance:
+    """Drafts of all steps."""
+    return metrics.Acceptance.of(
+      (part.drafts, part.accepted)
+      for step in self.steps
+      for part in step.requests
+      if part.samples and part.kind == "decode"
+    )
+
+  @property
   def long_prompt(self) -> RequestTrace | None:
     """The request whose effect is studied, if there is one."""
     return next((request for request in self.requests if request.is_long_prompt), None)
@@ -184,6 +194,7 @@ def run_result(run: RunRecord) -> dict[str, Any]:
     name, policy, budget, chunked_prefill, steps; p50, p99 and max of TTFT and ITL such as
     p99_itl_ms; long_prompt_ttft_ms, longest_stall_ms, output_throughput (tokens/s),
     padding_fraction (of the tokens computed) and preemptions. None where nothing was measured.
+    Where something was drafted, also what `metrics.Acceptance.summary` lists.
   """
   summary = metrics.summarize([r.times for r in run.requests if not r.is_warmup])
   computed = sum(step.bucket for step in run.steps)
@@ -202,4 +213,6 @@ def run_result(run: RunRecord) -> dict[str, Any]:
     "padding_fraction": sum(s.padding for s in run.steps) / computed if computed else 0.0,
     "preemptions": sum(len(step.preempted) for step in run.steps),
   }
+  if run.acceptance.drafts:
+    result |= run.acceptance.summary()
   return {key: round(x, 4) if isinstance(x, float) else x for key, x in result.items()}
