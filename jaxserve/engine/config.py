@@ -11,7 +11,7 @@ from jaxserve.config import (
   SplitKV,
   token_buckets,
 )
-from jaxserve.engine.speculation import Speculate
+from jaxserve.engine.speculation import Speculate, check_draft_model
 
 Attention = Literal["auto", "xla", "ref", "mosaic_gpu"]
 
@@ -57,6 +57,7 @@ class EngineConfig:
     other_policies: scheduling policies besides scheduler.policy that `Engine.set_policy` may
       switch to.
     speculate: the drafter; None: no speculative decoding. scheduler.max_drafts is its k.
+    draft_model: architecture of the model that drafts, where the drafter is one.
   """
 
   model: ModelConfig
@@ -70,14 +71,10 @@ class EngineConfig:
   eos_token_ids: tuple[int, ...] = ()
   other_policies: tuple[str, ...] = ()
   speculate: Speculate | None = None
+  draft_model: ModelConfig | None = None
 
   def __post_init__(self) -> None:
-    drafts = self.speculate.k if self.speculate else 0
-    if self.scheduler.max_drafts != drafts:
-      raise ValueError(
-        f"max_drafts={self.scheduler.max_drafts}: must be {drafts}, the k of speculate="
-        f"{self.speculate}"
-      )
+    check_draft_model(self.speculate, self.draft_model, self.model, self.scheduler)
     if self.scheduler.max_model_len > self.model.max_position:
       raise ValueError(
         f"max_model_len={self.scheduler.max_model_len}: the model supports at most "

@@ -9,8 +9,9 @@ import numpy as np
 from flax import nnx
 
 from jaxserve import sched
-from jaxserve.engine import attention, clock, compiler, devices, programs
+from jaxserve.engine import attention, clock, compiler, devices, drafting, programs
 from jaxserve.engine.config import EngineConfig, bucket_for
+from jaxserve.engine.drafting import DraftModel
 from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
 from jaxserve.engine.in_flight import InFlight, scheduled_parts
 from jaxserve.engine.request import (
@@ -46,6 +47,7 @@ class Engine:
     where: devices.Devices,
     params: SchedulerParams,
     seed: int = 0,
+    draft: DraftModel | None = None,
   ):
     self.config, self.seed = config, seed
     self.listener: Listener | None = None  # told of everything that happens
@@ -53,6 +55,7 @@ class Engine:
     self._leaves, self._table, self._devices = leaves, table, where
     self._rng = np.random.default_rng(seed)
     self._model = programs.empty_model_state(config, where.model.platform)
+    self._draft = draft
     self._empty_states = {
       shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
       for shapes in config.schedulers
@@ -79,6 +82,7 @@ class Engine:
     params: SchedulerParams | None = None,
     seed: int = 0,
     store: ExecutableStore | None = None,
+    draft: drafting.Weights | None = None,
   ) -> "Engine":
     """Compiles everything the engine will ever run, then seals the table.
 
@@ -89,6 +93,7 @@ class Engine:
       params: scheduler parameters; None: the defaults of `sched.make_params`.
       seed: of the engine; picks the seeds of requests that bring none.
       store: executables of earlier starts.
+      draft: the model of config.draft_model.
 
     Raises:
       RuntimeError: if an executable would copy the KV cache instead of updating it in place.
@@ -100,17 +105,20 @@ class Engine:
       [
         *programs.model_programs(config, graphdef, leaves, where),
         *programs.scheduler_programs(config, where),
+        *(drafting.programs(config, draft, where) if draft else ()),
       ],
       store=store,
     )
+    platform = where.model.platform
+    drafter = drafting.DraftModel(config, draft, table, platform) if draft else None
     params = sched.make_params(config.scheduler) if params is None else params
-    engine = cls(config, leaves, table, where, params, seed)
+    engine = cls(config, leaves, table, where, params, seed, drafter)
     _check_in_place(table, engine.kv_bytes)
     return engine
 
   @property
   def kv_bytes(self) -> int:
-    """Size of the KV pool."""
+    """Size of the KV pool, that of a draft model left out."""
     return sum(x.nbytes for x in jax.tree.leaves(self._model.kv))
 
   @property
@@ -338,6 +346,9 @@ class Engine:
     dispatched_s = clock.now()
     places = num_rows if decision.drafts is None else num_rows + int(decision.drafts.sum())
     done, output = self._run_model(plan, bucket, places, bool(decision.samples.any()))
+    if self._draft:
+      rows = self._plan(packed, self.config.buckets[0])
+      output = self._draft.after(bucket, plan, rows, self._model, output)
     requests = tuple(self._requests[slot] for slot in decision.order[:num_rows].tolist())
     self._in_flight.append(
       InFlight(

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from jaxserve.config import ModelConfig, SchedulerConfig
 from jaxserve.model.ngram import Ngram
 
 Kind = Literal["ngram", "draft"]
@@ -33,8 +34,6 @@ class Speculate:
   model: str | None = None
 
   def __post_init__(self) -> None:
-    if self.kind not in _NUMBERS:
-      raise ValueError(f"speculate={self.kind!r}: is no drafter; {USAGE}")
     if not 1 <= self.k <= MOST_DRAFTS:
       raise ValueError(f"speculate: k={self.k}: must be in [1, {MOST_DRAFTS}]")
     if (self.kind == "draft") != bool(self.model):
@@ -56,11 +55,12 @@ def parse(text: str) -> Speculate:
   Raises:
     ValueError: with the remedy.
   """
-  kind, _, rest = text.partition(":")
+  name, _, rest = text.partition(":")
+  kind = _kind(name, text)
   parts = [part for part in rest.split(",") if part]
   model = parts.pop(0) if kind == "draft" and parts else None
   numbers = dict(_number(kind, part, text) for part in parts)
-  return Speculate(kind=_kind(kind, text), model=model, **numbers)
+  return Speculate(kind=kind, model=model, **numbers)
 
 
 def _kind(name: str, text: str) -> Kind:
@@ -71,12 +71,42 @@ def _kind(name: str, text: str) -> Kind:
   raise ValueError(f"speculate={text!r}: {name!r} is no drafter; {USAGE}")
 
 
-def _number(kind: str, part: str, text: str) -> tuple[str, int]:
+def _number(kind: Kind, part: str, text: str) -> tuple[str, int]:
   name, _, value = part.partition("=")
-  known = _NUMBERS.get(kind, ())
+  known = _NUMBERS[kind]
   if name not in known or not value.isdecimal():
     raise ValueError(f"speculate={text!r}: {part!r} is not one of {', '.join(known)} with =NUMBER")
   return name, int(value)
+
+
+def check_draft_model(
+  speculate: Speculate | None, draft: ModelConfig | None, model: ModelConfig,
+  scheduler: SchedulerConfig,
+) -> None:  # fmt: skip
+  """Refuses shapes that do not belong together.
+
+  Raises:
+    ValueError: naming the field, its value and the remedy.
+  """
+  drafts = speculate.k if speculate else 0
+  if scheduler.max_drafts != drafts:
+    raise ValueError(
+      f"max_drafts={scheduler.max_drafts}: must be {drafts}, the k of speculate={speculate}"
+    )
+  if (draft is not None) != (speculate is not None and speculate.kind == "draft"):
+    raise ValueError(f"draft_model={draft}: does not belong to speculate={speculate}")
+  if draft is None:
+    return
+  if draft.vocab_size != model.vocab_size:
+    raise ValueError(
+      f"draft_model: has a vocabulary of {draft.vocab_size} tokens and the model one of "
+      f"{model.vocab_size}; drafts need a smaller model of the same family"
+    )
+  if draft.max_position < scheduler.max_model_len:
+    raise ValueError(
+      f"draft_model: supports {draft.max_position} tokens, less than max_model_len="
+      f"{scheduler.max_model_len}; lower max_model_len or take another model"
+    )
 
 
 def by_slot(values: Mapping[int, int], size: int, fill: int) -> np.ndarray:

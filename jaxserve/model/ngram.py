@@ -54,7 +54,7 @@ def propose(
     tail = jnp.take_along_axis(histories, jnp.maximum(ends[:, None] - 1 - back, 0), axis=1)
     shifted = jnp.pad(histories, ((0, 0), (back, 0)))[:, :length]
     agrees &= (shifted == tail) & (lane[None] >= back) & (ends[:, None] > back)
-    agreed += agrees
+    agreed += agrees.astype(jnp.int32)
   # The longest first, then the latest.
   score = jnp.max(jnp.where(agreed >= how.shortest, agreed * length + lane[None], -1), axis=1)
   place = jnp.where(score >= 0, score % length, 0)

@@ -58,6 +58,36 @@ def forward(
   """
   plan = unpack_plan(packed_plan, shape)
   model = llama.merge(graphdef, leaves)
+  x, kv = run_plan(
+    model, kv, token_table, plan, config=config, shape=shape, dtype=dtype, attention=attention,
+    unroll=unroll,
+  )  # fmt: skip
+  if shape.max_drafts:
+    index, fields = verify.places(plan, shape)
+  else:
+    index = plan.logits_idx
+    fields = jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])
+  hidden = llama.rms_norm(x[index], model.norm[...], config.rms_norm_eps)
+  return hidden, kv, fields
+
+
+def run_plan(
+  model: llama.Llama,
+  kv: KVCache,
+  token_table: jax.Array,
+  plan: StepPlan,
+  *,
+  config: ModelConfig,
+  shape: PlanShape,
+  dtype: jnp.dtype,
+  attention: Implementation,
+  unroll: bool,
+) -> tuple[jax.Array, KVCache]:
+  """The layers over the tokens of a plan; see `forward`.
+
+  Returns:
+    (f32[T, Dm] residual stream, not yet normalised; the updated cache).
+  """
   x = _embed(model.embed[...], _tokens(token_table, plan))
 
   def attend(
@@ -83,14 +113,7 @@ def forward(
 
   # Jitted it is traced and lowered once for all layers: GPU kernels take seconds of both.
   once: llama.Attend = jax.jit(attend) if unroll else attend
-  x, kv = llama.run_layers(model, config, x, plan.positions, kv, once, unroll=unroll)
-  if shape.max_drafts:
-    index, fields = verify.places(plan, shape)
-  else:
-    index = plan.logits_idx
-    fields = jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])
-  hidden = llama.rms_norm(x[index], model.norm[...], config.rms_norm_eps)
-  return hidden, kv, fields
+  return llama.run_layers(model, config, x, plan.positions, kv, once, unroll=unroll)
 
 
 def sample(

@@ -136,6 +136,6 @@ def _propose(
   tokens, proposed = ngram.propose(histories, ends, count, how)
   lane = jnp.arange(len(owner), dtype=jnp.int32)
   rows = jnp.where(proposed > 0, owner, token_table.shape[0] + lane)
-  columns = ends[:, None] + jnp.arange(count, dtype=jnp.int32)
+  columns = ends[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
   token_table = token_table.at[rows[:, None], columns].set(tokens, mode="drop", unique_indices=True)
   return token_table, proposed
