@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import json
+import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,15 +13,20 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from jaxserve.config import ModelConfig
+from jaxserve.engine import attention
 from jaxserve.engine.config import EngineConfig
 from jaxserve.engine.devices import Devices
 from jaxserve.engine.executables import ExecutableTable
 from jaxserve.engine.programs import ModelState, Program
-from jaxserve.model import draft
+from jaxserve.engine.speculation import Speculate
+from jaxserve.model import draft, llama, source
 from jaxserve.model import step as model_step
+from jaxserve.model.checkpoint import Checkpoint, Dtype
 from jaxserve.model.kv_cache import init_kv
 from jaxserve.types import StepOutput
 from jaxserve.types.plan import packed_size
+from pallas_kernels.ragged_paged_attention import Implementation
 
 
 class Weights(NamedTuple):
@@ -29,10 +36,51 @@ class Weights(NamedTuple):
   leaves: tuple[jax.Array, ...]
 
 
+class Loaded(NamedTuple):
+  """A draft model and its architecture."""
+
+  config: ModelConfig
+  weights: Weights
+
+
+def load(
+  speculate: Speculate | None, target: Checkpoint, cache_dir: pathlib.Path, dtype: Dtype
+) -> Loaded | None:
+  """The model that `speculate` names; None where it names none.
+
+  Raises:
+    ValueError: it cannot be loaded, or its tokens are not those of `target`.
+  """
+  if speculate is None or speculate.model is None:
+    return None
+  draft = source.load_checkpoint(speculate.model, cache_dir, dtype)
+  if _vocabulary(draft) != _vocabulary(target):
+    raise ValueError(
+      f"speculate: the tokens of {draft.name} are not those of {target.name}; drafts need a "
+      "smaller model with the same tokenizer"
+    )
+  graphdef, leaves = llama.load(draft.config, draft.params, jnp.dtype(dtype))
+  return Loaded(draft.config, Weights(graphdef, leaves))
+
+
+def _vocabulary(checkpoint: Checkpoint) -> Any:
+  size, text = checkpoint.config.vocab_size, checkpoint.tokenizer_json
+  return size, json.loads(text)["model"].get("vocab") if text else None
+
+
+def _attention(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Implementation:
+  """That of the large model, unless the device cannot do it for the small one."""
+  assert config.attention != "auto"
+  if config.attention != "mosaic_gpu":
+    return config.attention
+  target, page_size = attention.describe(device), config.scheduler.cache.page_size
+  return attention.choose("auto", target, model, page_size, config.dtype).implementation
+
+
 def programs(config: EngineConfig, weights: Weights, devices: Devices) -> Iterator[Program]:
   """`follow` for every token bucket, `draft` for every number of rows that the head may have."""
   model, scheduler = config.draft_model, config.scheduler
-  assert model is not None and config.attention != "auto"
+  assert model is not None
   sharding = SingleDeviceSharding(devices.model)
   here = lambda tree: jax.tree.map(  # noqa: E731
     lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=sharding), tree
@@ -41,8 +89,8 @@ def programs(config: EngineConfig, weights: Weights, devices: Devices) -> Iterat
   kv = here(jax.eval_shape(lambda: init_kv(model, scheduler.cache, dtype, platform)))
   tokens = here(np.zeros((scheduler.max_requests, scheduler.max_model_len), np.int32))
   fixed: dict[str, Any] = dict(
-    graphdef=weights.graphdef, config=model, dtype=dtype, attention=config.attention,
-    unroll=platform == "gpu",
+    graphdef=weights.graphdef, config=model, dtype=dtype, unroll=platform == "gpu",
+    attention=_attention(config, model, devices.model),
   )  # fmt: skip
   options, leaves = model_step.compiler_options(platform), here(weights.leaves)
   for bucket in reversed(config.buckets):

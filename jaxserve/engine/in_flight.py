@@ -80,7 +80,10 @@ class InFlight:
       count = 1 if output.counts is None else int(output.counts[first:place].sum())
       taken.outputs[request.slot] = count
       if output.proposed is not None and request.speculates:
-        taken.proposed[request.slot] = int(output.proposed[row])
+        proposed = int(output.proposed[row])
+        if request.restraint:
+          proposed = request.restraint.allow(proposed, part.drafts, count - 1)
+        taken.proposed[request.slot] = proposed
       for at in range(first, first + count):
         event = _token_event(request.id, output, at)
         request.outputs.append(event.token)

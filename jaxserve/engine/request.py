@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+from jaxserve.engine.speculation import Restraint
 from jaxserve.metrics import Acceptance
 from jaxserve.types import SchedulerParams
 
@@ -58,6 +59,7 @@ class Request:
   sampling: SamplingParams
   stop_ids: frozenset[int]
   speculates: bool = True
+  restraint: Restraint | None = None
   outputs: list[int] = dataclasses.field(default_factory=list)
   logprobs: list[float] = dataclasses.field(default_factory=list)
 

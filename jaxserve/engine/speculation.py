@@ -15,6 +15,35 @@ MOST_DRAFTS = 16
 _NUMBERS = {"ngram": ("k", "longest", "shortest"), "draft": ("k",)}
 
 
+_LONGEST_PAUSE = 6  # a power of two
+
+
+@dataclasses.dataclass(kw_only=True)
+class Restraint:
+  """Passes over drafts of a request whose last ones were all wrong: 1, 3, 7, ... 63 times.
+
+  Drafts that are looked up cost nothing to make, but a step that verifies them is larger, and the
+  next one cannot be dispatched before it is read. One right draft ends the restraint.
+
+  Attributes:
+    wrong: verifications in a row in which no draft was right.
+    pause: offers still to be passed over.
+  """
+
+  wrong: int = 0
+  pause: int = 0
+
+  def allow(self, proposed: int, drafts: int, accepted: int) -> int:
+    """How many of `proposed` new drafts to verify, after `accepted` of `drafts` were right."""
+    if drafts:
+      self.wrong = 0 if accepted else min(self.wrong + 1, _LONGEST_PAUSE)
+      self.pause = (1 << self.wrong) - 1
+    if proposed and self.pause:
+      self.pause -= 1
+      return 0
+    return proposed
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Speculate:
   """Speculative decoding.
@@ -47,6 +76,10 @@ class Speculate:
   def lookup(self) -> Ngram | None:
     """What "ngram" looks for; None for a model."""
     return Ngram(longest=self.longest, shortest=self.shortest) if self.kind == "ngram" else None
+
+  def restraint(self) -> Restraint | None:
+    """That of a new request; None for a model, whose drafts have been paid for."""
+    return Restraint() if self.kind == "ngram" else None
 
 
 def parse(text: str) -> Speculate:

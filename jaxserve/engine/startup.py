@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxserve import sched
 from jaxserve.config import CacheConfig, ModelConfig, Ordering, SchedulerConfig
-from jaxserve.engine import attention, clock, compiler, defaults, devices, programs
+from jaxserve.engine import attention, clock, compiler, defaults, devices, drafting, programs
 from jaxserve.engine.config import Attention, EngineConfig, token_buckets
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.speculation import Speculate
@@ -121,7 +121,8 @@ def start(options: StartOptions) -> Started:
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(options.dtype))
   jax.block_until_ready(leaves)
   loaded = clock.now()
-  config = _engine_config(options, checkpoint, choice, graphdef, leaves, where)
+  draft = drafting.load(options.speculate, checkpoint, options.cache_dir, options.dtype)
+  config = _engine_config(options, checkpoint, draft, choice, graphdef, leaves, where)
   params = sched.make_params(
     config.scheduler,
     budget=options.budget,
@@ -129,7 +130,9 @@ def start(options: StartOptions) -> Started:
     chunked_prefill=options.chunked_prefill,
     policy=options.policy_args,
   )
-  engine = Engine.build(config, graphdef, leaves, params, options.seed, store)
+  engine = Engine.build(
+    config, graphdef, leaves, params, options.seed, store, draft and draft.weights
+  )
   # What start-up left behind stays; a full collection over it would stall a step by 0.15 s.
   gc.collect()
   gc.freeze()
@@ -185,6 +188,7 @@ def _resolve(options: StartOptions, model: ModelConfig, device: jax.Device) -> S
 def _engine_config(
   options: StartOptions,
   checkpoint: Checkpoint,
+  draft: drafting.Loaded | None,
   choice: attention.Choice,
   graphdef: nnx.GraphDef,
   leaves: tuple[jax.Array, ...],
@@ -214,6 +218,7 @@ def _engine_config(
       eos_token_ids=checkpoint.eos_token_ids,
       other_policies=options.other_policies,
       speculate=options.speculate,
+      draft_model=draft.config if draft else None,
     )
     return choice.applied(config)
 
@@ -224,7 +229,8 @@ def _engine_config(
     fraction = defaults.ACCELERATOR_MEMORY_FRACTION
   if tokens is not None:
     return sized(_pages(tokens, options, "kv_cache_tokens", tokens))
-  tokens = _tokens_that_fit(sized(_PROBE_PAGES), fraction, graphdef, leaves, where)
+  weights = (*leaves, *(draft.weights.leaves if draft else ()))
+  tokens = _tokens_that_fit(sized(_PROBE_PAGES), fraction, graphdef, leaves, weights, where)
   return sized(_pages(tokens, options, "memory_fraction", fraction))
 
 
@@ -244,6 +250,7 @@ def _tokens_that_fit(
   fraction: float | None,
   graphdef: nnx.GraphDef,
   leaves: tuple[jax.Array, ...],
+  weights: tuple[jax.Array, ...],
   where: devices.Devices,
 ) -> int:
   """Tokens in a pool of: fraction of memory - weights - the largest executable's scratch.
@@ -254,17 +261,16 @@ def _tokens_that_fit(
     raise ValueError(f"memory_fraction={fraction}: must be in (0, 1]")
   largest = next(iter(programs.model_programs(probe, graphdef, leaves, where)))
   report = compiler.compile_all([largest]).reports[0]
-  weights = sum(leaf.nbytes for leaf in leaves)
-  room = fraction * defaults.memory_bytes(where.model) - weights - report.temp_bytes
+  taken = sum(leaf.nbytes for leaf in weights) + report.temp_bytes
+  room = fraction * defaults.memory_bytes(where.model) - taken
   return int(room // kv_bytes_per_token(probe))
 
 
 def kv_bytes_per_token(config: EngineConfig) -> int:
-  """Bytes of keys and values that one token takes in the pool."""
-  model = config.model
-  return (
-    2 * model.num_layers * model.num_kv_heads * model.head_dim * jnp.dtype(config.dtype).itemsize
-  )
+  """Bytes of keys and values that one token takes in the pool, and in that of a draft model."""
+  models = [model for model in (config.model, config.draft_model) if model is not None]
+  numbers = sum(2 * model.num_layers * model.num_kv_heads * model.head_dim for model in models)
+  return numbers * jnp.dtype(config.dtype).itemsize
 
 
 def summary(started: Started) -> list[str]:

@@ -13,16 +13,16 @@ from jaxserve.engine import EngineConfig, SamplingParams, speculation
 from jaxserve.engine.speculation import Speculate
 from jaxserve.replay import recording, replaying
 from jaxserve.replay.recorder import Recorder
-from tests.testing.engines import MODEL, SCHEDULER, pair
+from tests.testing.engines import DRAFT_MODEL, MODEL, SCHEDULER, pair
 
-# How much the model looks back: all of its attention, or so little that its text goes round.
-ATTENTION = (1.0, 0.05)
-GREEDY = SamplingParams(max_tokens=24)
+# How much the model looks back: all of its attention, or so little that its text goes round and a
+# smaller model says the same.
+ENGINES = (("ngram", 1.0), ("ngram", 0.05), ("draft", 0.05))
 
 
-def idle(attention=1.0, budget=61, **params):
+def idle(attention=1.0, budget=61, kind="ngram", **params):
   """The speculating engine, left idle by whoever had it before, with these parameters."""
-  engine = pair("ngram", attention)[1]
+  engine = pair(kind, attention)[1]
   assert engine.is_idle and engine.num_free_pages == SCHEDULER.cache.num_pages
   engine.set_params(sched.make_params(engine.config.scheduler, budget=budget, **params))
   engine.guard.count = 0
@@ -62,12 +62,13 @@ REQUEST = st.fixed_dictionaries(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-  attention=st.sampled_from(ATTENTION), requests=st.lists(REQUEST, min_size=1, max_size=6),
+  which=st.sampled_from(ENGINES), requests=st.lists(REQUEST, min_size=1, max_size=6),
   budget=st.integers(5, 61), threshold=st.sampled_from([0, 0, 3]),
 )  # fmt: skip
-def test_outputs_equal_those_without_speculation(attention, requests, budget, threshold):
+def test_outputs_equal_those_without_speculation(which, requests, budget, threshold):
   """Under any budget, with preemption, aborts, stop tokens and seats short of requests."""
-  engine = idle(attention, budget=budget, long_prefill_token_threshold=threshold)
+  kind, attention = which
+  engine = idle(attention, budget, kind, long_prefill_token_threshold=threshold)
   outputs, ends, ids = {}, {}, {}
   pending, step = dict(enumerate(requests)), 0
   while pending or not engine.is_idle:
@@ -107,6 +108,34 @@ def test_a_text_that_goes_round_takes_fewer_steps():
   assert found.tokens_per_step > 2 and found.rate > 0.5
   assert found.accepted_tokens == sum(found.accepted_by_position) == 49 - found.decodes
   assert list(found.accepted_by_position) == sorted(found.accepted_by_position, reverse=True)
+
+
+def test_a_small_model_drafts_for_a_large_one():
+  """One of three layers; rows get as many drafts as their pages of five tokens reach."""
+  engine = idle(0.05, kind="draft")
+  ids = [engine.submit(prompt, SamplingParams(max_tokens=30)) for prompt in ([1, 2, 3], [4] * 7)]
+  steps = run_dry(engine)
+  found = sum((events.acceptance for events in steps), metrics.Acceptance())
+  assert found.tokens_per_step > 1.5
+  assert {part.drafts for step in steps for part in step.scheduled} == {0, 1, 2, 3}
+  for prompt, request_id in zip(((1, 2, 3), (4,) * 7), ids, strict=True):
+    got = [e.token for step in steps for e in step.outputs if e.request_id == request_id]
+    assert tuple(got) == expected(0.05, prompt, SamplingParams(max_tokens=30))[0]
+
+
+def test_a_draft_model_must_fit():
+  fields = dict(
+    model=MODEL, scheduler=dataclasses.replace(SCHEDULER, max_drafts=2),
+    speculate=Speculate(kind="draft", k=2, model="tiny"),
+  )  # fmt: skip
+  for change, message in (
+    (dict(vocab_size=60), "vocabulary of 60 tokens and the model one of 61"),
+    (dict(max_position=60), "supports 60 tokens, less than max_model_len=61"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      EngineConfig(draft_model=dataclasses.replace(DRAFT_MODEL, **change), **fields)
+  with pytest.raises(ValueError, match="draft_model=None: does not belong"):
+    EngineConfig(**fields)
 
 
 def test_without_drafts_steps_overlap_and_with_drafts_they_do_not():
@@ -181,6 +210,17 @@ def test_options_are_parsed_and_refused_by_name():
 def test_max_drafts_is_the_drafters():
   with pytest.raises(ValueError, match="max_drafts=2: must be 0"):
     EngineConfig(model=MODEL, scheduler=dataclasses.replace(SCHEDULER, max_drafts=2))
+
+
+def test_useless_drafts_are_passed_over_ever_longer():
+  restraint, verified = speculation.Restraint(), []
+  drafts = 0
+  for step in range(200):
+    drafts = restraint.allow(3, drafts, 0)
+    verified += [step] if drafts else []
+  assert verified == [0, 2, 6, 14, 30, 62, 126, 190]
+  assert restraint.allow(3, 3, 1) == 3 and restraint.allow(3, 3, 0) == 0
+  assert restraint.allow(0, 0, 0) == 0 and restraint.allow(3, 0, 0) == 3
 
 
 def test_acceptance_adds_up():

@@ -31,7 +31,7 @@ def compare_one_step(rng, config):
   ]
   for r in requests:  # most of what runs decodes
     r.in_flight *= int(rng.random() < 0.5)
-    if r.running and rng.random() < 0.8:
+    if r.running and rng.random() < 0.5:
       r.computed = min(r.known, max(r.pages * config.cache.page_size, 1)) - 1
       r.known, r.max_total = r.computed + 1, max(r.max_total, r.computed + 1)
   twins.oracle.requests, twins.oracle.submitted = requests, len(requests)
