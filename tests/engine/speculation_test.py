@@ -15,9 +15,8 @@ from jaxserve.replay import recording, replaying
 from jaxserve.replay.recorder import Recorder
 from tests.testing.engines import DRAFT_MODEL, MODEL, SCHEDULER, pair
 
-# How much the model looks back: all of its attention, or so little that its text goes round and a
-# smaller model says the same.
-ENGINES = (("ngram", 1.0), ("ngram", 0.05), ("draft", 0.05))
+# The drafter, and how much the model looks back: so little that its text goes round, or as it is.
+ENGINES = (("ngram", 0.05), ("ngram", 1.0), ("draft", 1.0))
 
 
 def idle(attention=1.0, budget=61, kind="ngram", **params):
@@ -30,9 +29,9 @@ def idle(attention=1.0, budget=61, kind="ngram", **params):
 
 
 @functools.lru_cache(maxsize=4096)
-def expected(attention, prompt, sampling):
+def expected(attention, prompt, sampling, kind="ngram"):
   """What an engine without drafts answers to one request."""
-  engine = pair("ngram", attention)[0]
+  engine = pair(kind, attention)[0]
   (done,) = engine.generate([list(prompt)], sampling)
   while engine.step():
     pass
@@ -86,7 +85,7 @@ def test_outputs_equal_those_without_speculation(which, requests, budget, thresh
         ends[event.request_id] = event.finish_reason
   assert engine.retraces == 0 and engine.num_free_pages == SCHEDULER.cache.num_pages
   for number, request in enumerate(requests):
-    tokens, reason = expected(attention, request["prompt"], sampling_of(request, number))
+    tokens, reason = expected(attention, request["prompt"], sampling_of(request, number), kind)
     got = tuple(outputs.get(ids[number], ()))
     if ends[ids[number]] == "abort":
       assert got == tokens[: len(got)]
@@ -111,16 +110,16 @@ def test_a_text_that_goes_round_takes_fewer_steps():
 
 
 def test_a_small_model_drafts_for_a_large_one():
-  """One of three layers; rows get as many drafts as their pages of five tokens reach."""
-  engine = idle(0.05, kind="draft")
+  """Two layers for three; rows get as many drafts as their pages of five tokens reach."""
+  engine = idle(kind="draft")
   ids = [engine.submit(prompt, SamplingParams(max_tokens=30)) for prompt in ([1, 2, 3], [4] * 7)]
   steps = run_dry(engine)
   found = sum((events.acceptance for events in steps), metrics.Acceptance())
-  assert found.tokens_per_step > 1.5
+  assert found.tokens_per_step > 1.5 and 0.4 < found.rate < 1
   assert {part.drafts for step in steps for part in step.scheduled} == {0, 1, 2, 3}
   for prompt, request_id in zip(((1, 2, 3), (4,) * 7), ids, strict=True):
     got = [e.token for step in steps for e in step.outputs if e.request_id == request_id]
-    assert tuple(got) == expected(0.05, prompt, SamplingParams(max_tokens=30))[0]
+    assert tuple(got) == expected(1.0, prompt, SamplingParams(max_tokens=30), "draft")[0]
 
 
 def test_a_draft_model_must_fit():

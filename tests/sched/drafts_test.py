@@ -57,7 +57,7 @@ def test_one_step_from_random_states(name):
     decision = compare_one_step(rng, CONFIGS[name])
     preempting += bool(decision.preempted.any())
     verifying += bool(decision.drafts.any())
-  assert preempting > 10 and verifying > 25
+  assert preempting > 5 and verifying > 25
 
 
 @pytest.mark.slow

@@ -22,22 +22,34 @@ SCHEDULER = SchedulerConfig(
   cache=CacheConfig(num_pages=23, page_size=5),
   max_num_seqs=5, max_requests=7, max_budget=61, max_model_len=61,
 )  # fmt: skip
-# The first layer of MODEL, which agrees with the whole often enough.
-DRAFT_MODEL = dataclasses.replace(MODEL, num_layers=1)
+# All layers of MODEL but the last.
+DRAFT_MODEL = dataclasses.replace(MODEL, num_layers=2)
 # A token that the random model says early, so that stopping can be tested.
 EOS = 17
 
 
 @functools.cache
-def weights(seed: int = 0, attention: float = 1.0):
-  """With less attention the last token says most of the next, so that a text soon goes round."""
-  params = llama.random_params(MODEL, seed)
-  return {k: v * np.float32(attention) if k.endswith(".o") else v for k, v in params.items()}
+def weights(seed: int = 0, attention: float = 1.0, last: float = 1.0):
+  """Random weights, with some of them made smaller.
+
+  Args:
+    seed: of all.
+    attention: with less of it the last token says most of the next, so a text soon goes round.
+    last: with less of the last layer, a model that lacks it says much the same.
+  """
+
+  def scale(name):
+    of_last = name.startswith(f"layers.{MODEL.num_layers - 1}.")
+    attends, writes = name.endswith(".o"), name.endswith((".o", ".down"))
+    return np.float32((attention if attends else 1) * (last if of_last and writes else 1))
+
+  return {name: value * scale(name) for name, value in llama.random_params(MODEL, seed).items()}
 
 
-def draft_weights():
-  params = weights(attention=0.05)
-  return {k: v for k, v in params.items() if not k.startswith(("layers.1.", "layers.2."))}
+def draft_weights(attention: float):
+  last = f"layers.{DRAFT_MODEL.num_layers}."
+  params = weights(attention=attention, last=0.1)
+  return {name: value for name, value in params.items() if not name.startswith(last)}
 
 
 @functools.cache
@@ -68,14 +80,14 @@ def build_engine(
 @functools.cache
 def pair(kind: str, attention: float = 1.0, policy: str = "vllm_v1") -> tuple[Engine, Engine]:
   """An engine without drafts and one with, of the same weights and as few executables as go."""
-  params = weights(attention=attention)
+  params = weights(attention=attention, last=0.1 if kind == "draft" else 1.0)
   fields = dict(token_buckets=(8, 61), params=params)
   plain = build_engine(shared_store(), **fields)
   fields |= dict(scheduler=dataclasses.replace(SCHEDULER, max_drafts=3, policy=policy))
   if kind == "ngram":
     fields |= dict(speculate=Speculate(kind="ngram", k=3, shortest=1))
     return plain, build_engine(shared_store(), **fields)
-  draft = drafting.Weights(*llama.load(DRAFT_MODEL, draft_weights(), jnp.dtype("float32")))
+  draft = drafting.Weights(*llama.load(DRAFT_MODEL, draft_weights(attention), jnp.dtype("float32")))
   fields |= dict(speculate=Speculate(kind="draft", k=3, model="tiny"), draft_model=DRAFT_MODEL)
   return plain, build_engine(shared_store(), draft=draft, **fields)
 
