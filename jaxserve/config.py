@@ -240,6 +240,7 @@ class SchedulerConfig:
     prefix_cache: pages remember what they hold, and newcomers that begin alike share them.
     recompute_last_page: an aligned prompt that is cached whole computes its last page again, as
       vLLM does, instead of its last token only.
+    max_drafts: K, most draft tokens of one request in a step; 0: no speculative decoding.
   """
 
   cache: CacheConfig
@@ -252,10 +253,15 @@ class SchedulerConfig:
   policy: Hashable = "vllm_v1"
   prefix_cache: bool = False
   recompute_last_page: bool = False
+  max_drafts: int = 0
 
   def __post_init__(self) -> None:
     for field in ("max_num_seqs", "max_requests", "max_budget", "max_model_len"):
       _require(getattr(self, field) >= 1, field, getattr(self, field), "must be at least 1")
+    _require(
+      0 <= self.max_drafts < self.max_model_len, "max_drafts", self.max_drafts,
+      f"must be in [0, max_model_len={self.max_model_len}); 0 turns speculation off",
+    )  # fmt: skip
     _require(
       self.max_requests >= self.max_num_seqs,
       "max_requests",
@@ -361,6 +367,7 @@ class PlanShape:
     max_model_len: width of the token table.
     query_tile: most queries of one attention work item.
     splits: how decodes are split over work items; None: one item each.
+    max_drafts: K, most draft tokens of a row.
   """
 
   num_tokens: int
@@ -371,16 +378,22 @@ class PlanShape:
   max_model_len: int
   query_tile: int
   splits: SplitKV | None = None
+  max_drafts: int = 0
 
   def __post_init__(self) -> None:
     for field in ("num_tokens", "num_rows", "query_tile"):
       _require(getattr(self, field) >= 1, field, getattr(self, field), "must be at least 1")
 
   @property
+  def num_samples(self) -> int:
+    """Most tokens that the head is asked about, R (1 + K): a row's last one and its drafts."""
+    return self.num_rows * (1 + self.max_drafts)
+
+  @property
   def num_decode_items(self) -> int:
     """Most work items of decodes, which come first in the list."""
     extra = self.splits.capacity if self.splits else 0
-    return min(self.num_rows, self.num_tokens) + extra
+    return min(self.num_samples, self.num_tokens) + extra
 
   @property
   def num_work_items(self) -> int:
@@ -404,4 +417,5 @@ class PlanShape:
       max_model_len=config.max_model_len,
       query_tile=min(query_tile, num_tokens),
       splits=splits,
+      max_drafts=config.max_drafts,
     )

@@ -120,6 +120,12 @@ _SALT_SEED = flags.DEFINE_integer(
   lower_bound=0,
   upper_bound=2**128 - 1,
 )
+_SPECULATE = flags.DEFINE_string(
+  "speculate",
+  None,
+  "Speculative decoding: ngram:k=4 takes drafts from the request's own text, draft:MODEL,k=4 asks "
+  "a smaller model with the same vocabulary. Default: off.",
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Of sampling.", lower_bound=0)
 _PROMPT = flags.DEFINE_string("prompt", None, "What to answer in --mode=generate.")
 _MAX_TOKENS = flags.DEFINE_integer(
@@ -356,7 +362,7 @@ def _policy_args() -> dict[str, float]:
 def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
   """Starts the engine; how long each phase took."""
   begin = time.perf_counter()
-  from jaxserve.engine import devices, startup
+  from jaxserve.engine import devices, speculation, startup
 
   devices.set_up()
   import_s = time.perf_counter() - begin
@@ -380,6 +386,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     policy_args=_policy_args(),
     other_policies=tuple(_COMPARE.value) if replay else (),
     attention=_ATTENTION.value,
+    speculate=speculation.parse(_SPECULATE.value) if _SPECULATE.value else None,
     seed=_SEED.value,
     prefix_cache=_PREFIX.value,
     cache_salt=(

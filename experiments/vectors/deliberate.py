@@ -23,7 +23,10 @@ def reason(
     seen: of the step; see `vllm.view`.
     expected: of the step.
   """
-  rules = (_others_are_served, _one_key, _length_beats_min_tokens, _outgrows_the_pool)
+  rules = (
+    _others_are_served, _one_key, _length_beats_min_tokens, _outgrows_the_pool,
+    _decodes_before_drafts, _no_placeholders, _drafts_end_with_the_request,
+  )  # fmt: skip
   return next((why for rule in rules if (why := rule(c, requests, seen, expected))), None)
 
 
@@ -79,4 +82,42 @@ def _outgrows_the_pool(c, requests, seen, expected) -> str | None:
     needed = min(r.prompt + r.max_tokens, c["max_model_len"]) - 1
     if needed > slots:
       return f"request {r.id} may need {needed} slots of {slots} and is refused at submit"
+  return None
+
+
+def _decodes_before_drafts(c, requests, seen, expected) -> str | None:
+  """Drafts: vLLM's fill the budget, and decodes behind them get nothing."""
+  if not c["num_spec_tokens"] or "scheduled" not in expected:
+    return None
+  ours, theirs = seen["scheduled"], expected["scheduled"]
+  starved = set(seen["running"]) - set(theirs)
+  if sum(ours.values()) != sum(theirs.values()) or not starved or not set(theirs) < set(ours):
+    return None
+  return (
+    f"drafts: every decode gets its token before any draft, so {', '.join(sorted(starved))} does"
+  )
+
+
+def _no_placeholders(c, requests, seen, expected) -> str | None:
+  """Drafts: vLLM pads a newcomer with one token left to compute, so that all rows are alike."""
+  k = c["num_spec_tokens"]
+  if not k or "scheduled" not in expected:
+    return None
+  ours, theirs = seen["scheduled"], expected["scheduled"]
+  padded = {name for name in theirs if ours.get(name) != theirs[name]}
+  new = set(seen["new"]) | set(seen["resumed"])
+  if padded and padded <= new and all((ours.get(n), theirs[n]) == (1, 1 + k) for n in padded):
+    return "drafts: rows of a step need not be alike, so a newcomer computes no placeholders"
+  return None
+
+
+def _drafts_end_with_the_request(c, requests, seen, expected) -> str | None:
+  """Drafts that could only become outputs beyond max_tokens: vLLM verifies and drops them."""
+  ours, theirs = seen.get("scheduled", {}), expected.get("scheduled", {})
+  fewer = {name for name in theirs if ours.get(name, 0) < theirs[name]}
+  if not c["num_spec_tokens"] or not fewer or set(ours) != set(theirs):
+    return None
+  ends = {name: requests[name].prompt + (requests[name].max_tokens or 0) - 1 for name in fewer}
+  if all(seen["num_computed_after_schedule"][name] == end for name, end in ends.items()):
+    return f"drafts: none that max_tokens would cut off ({', '.join(sorted(fewer))})"
   return None

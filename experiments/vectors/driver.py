@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.vectors.outcome import Unsupported
@@ -29,6 +30,14 @@ _init = jax.jit(sched.init, static_argnames="config")
 _submit = jax.jit(sched.submit)
 _abort = jax.jit(sched.abort)
 _commit = jax.jit(sched.commit)
+
+
+@jax.jit
+def _propose(state: SchedulerState, drafts: Any) -> SchedulerState:
+  """Drafts for those who decode and whose last token is known; others' are dropped."""
+  ready = (state.status == Status.RUNNING) & (state.num_known - state.num_computed == 1)
+  ready &= state.num_in_flight == 0
+  return dataclasses.replace(state, num_drafts=jnp.where(ready, drafts, 0))
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -60,6 +69,7 @@ class Step:
   preempted: by name.
   in_flight: preempted requests with an output in flight.
   decoding: requests whose whole prompt was computed before the step.
+  drafts: of the scheduled requests that have some, how many of their tokens are drafts.
   """
 
   decision: Decision
@@ -73,6 +83,13 @@ class Step:
   preempted: list[str]
   in_flight: list[str]
   decoding: frozenset[str]
+  drafts: dict[str, int]
+
+
+def _drafts(decision: Decision, name_of: Mapping[int, str]) -> dict[str, int]:
+  if decision.drafts is None:
+    return {}
+  return {name_of[int(q)]: int(decision.drafts[q]) for q in np.flatnonzero(decision.drafts)}
 
 
 def host(tree: Any) -> Any:
@@ -164,6 +181,7 @@ class Driver:
       preempted=sorted(gone),
       in_flight=[name_of[q] for q in preempted if before.num_in_flight[q] > 0],
       decoding=decoding,
+      drafts=_drafts(decision, name_of),
     )
 
   def yields(self, step: Step) -> list[str]:
@@ -176,22 +194,48 @@ class Driver:
       if arrival[self.slots[name]] == step.decision.arrival[self.slots[name]]
     ]
 
-  def commit(self, step: Step, stopped: Collection[str] = ()) -> list[str]:
-    """Takes note of the outputs of a step; returns the requests that end with it."""
+  def commit(
+    self, step: Step, stopped: Collection[str] = (), outputs: Mapping[str, int] | None = None
+  ) -> list[str]:
+    """Takes note of the outputs of a step; returns the requests that end with it.
+
+    Args:
+      step: the oldest that is in flight.
+      stopped: requests that a token ends.
+      outputs: how many tokens the step yields, where that is not one.
+    """
+    counts = np.ones(self.config.max_requests, np.int32)
     digests = np.zeros((self.config.max_requests, 4), np.uint32)
     for name in self.yields(step):
-      self.outputs[name] += 1
-      if self.config.prefix_cache:
-        self.tokens[name].append(_UNIQUE // 2 + self.tokens[name][0] + self.outputs[name])
-        digest = self.chains[name].append(self.tokens[name][-1])
-        if digest is not None:
-          digests[self.slots[name]] = digest
+      number = (outputs or {}).get(name, 1)
+      counts[self.slots[name]] = number
+      for _ in range(number):
+        self.outputs[name] += 1
+        if self.config.prefix_cache:
+          self._note_token(name, digests)
+    more = {"digests": digests} if self.config.prefix_cache else {}
+    if self.config.max_drafts:
+      more |= {"outputs": counts, "proposed": np.zeros_like(counts)}
     name_of = {slot: name for name, slot in self.slots.items()}
-    new = (digests,) if self.config.prefix_cache else ()
-    self.state, finished = _commit(self.state, step.decision, self._mask(stopped), *new)
+    self.state, finished = _commit(self.state, step.decision, self._mask(stopped), **more)
     names = [name_of[int(q)] for q in np.flatnonzero(np.asarray(finished))]
     self._forget(names)
     return names
+
+  def _note_token(self, name: str, digests: np.ndarray) -> None:
+    """One more token of a request, none that any other has, and the digest it completes."""
+    self.tokens[name].append(_UNIQUE // 2 + self.tokens[name][0] + self.outputs[name])
+    digest = self.chains[name].append(self.tokens[name][-1])
+    if digest is not None:
+      digests[self.slots[name]] = digest
+
+  def propose(self, drafts: Mapping[str, int]) -> None:
+    """Offers drafts; requests in the middle of their prompt, or gone, take none."""
+    counts = np.zeros(self.config.max_requests, np.int32)
+    for name, number in drafts.items():
+      if name in self.slots:
+        counts[self.slots[name]] = number
+    self.state = _propose(self.state, counts)
 
   def running(self) -> list[str]:
     """Running requests in order of admission."""

@@ -24,11 +24,13 @@ DEFAULTS = {
   "draft_slots_per_request": 0, "asynch": False,
 }  # fmt: skip
 DEFAULT_MAX_TOKENS = 16
+_MAX_DRAFTS = 4  # at least, so that scenarios share compiled functions
 
 LACKING_CONFIG = {
-  "num_spec_tokens": "speculative drafts",
-  "draft_slots_per_request": "speculative drafts",
-  "lookahead": "lookahead slots of speculative drafts",
+  "draft_slots_per_request": "deliberate: a draft model has steps of its own, so that drafting "
+  "takes no slots of the budget",
+  "lookahead": "deliberate: a draft model proposes as far as a request's pages reach, so that no "
+  "slots are taken ahead",
   "drop_last_hit_block": "hits that leave out a page more, for drafters",
   "kv_connector": "KV connectors",
   "encoder_budget": "encoder inputs",
@@ -138,6 +140,7 @@ def make(c: Mapping[str, Any], num_requests: int) -> tuple[SchedulerConfig, Sche
     reserve="gate" if c["reserve_full_prompt"] else "none",
     prefix_cache=c["prefix_caching"],
     recompute_last_page=c["prefix_caching"],
+    max_drafts=max(c["num_spec_tokens"], _MAX_DRAFTS) if c["num_spec_tokens"] else 0,
   )
 
 
@@ -186,23 +189,41 @@ def urgency_ranks(c: Mapping[str, Any], requests: Sequence[Request]) -> list[Req
   return [dataclasses.replace(r, priority=rank[r.id]) for r in requests]
 
 
-def stops(
+def delivered(
   driver: Driver, step: Step, requests: Mapping[str, Request], sampled: Mapping[str, Any]
-) -> set[str]:
-  """Requests that the output of a step ends by a token or by their own count.
+) -> tuple[dict[str, int], set[str]]:
+  """How many outputs each request gets of a step, and whom a token or their own count ends.
+
+  Without a word on what the model samples it is one token: every draft is rejected. Tokens beyond
+  those that the step verifies are left out; it differs in what it schedules then.
 
   Raises:
-    Unsupported: several tokens at once, which only drafts give.
+    Unsupported: several tokens at once without drafts.
   """
-  ended = set()
-  for name, tokens in sampled.items():
-    if len(tokens) > 1:
-      raise Unsupported(f"speculative drafts (several tokens at once for request {name})")
+  counts, ended = {}, set()
   for name in driver.yields(step):
-    tokens = sampled.get(name) or [None]
-    if requests[name].ends(driver.outputs[name] + 1, tokens[0]):
-      ended.add(name)
-  return ended
+    if len(sampled.get(name) or ()) > 1 and not driver.config.max_drafts:
+      raise Unsupported(f"several tokens at once for request {name} without drafts")
+    tokens = (sampled.get(name) or [None])[: 1 + step.drafts.get(name, 0)]
+    for counts[name], token in enumerate(tokens, 1):
+      if requests[name].ends(driver.outputs[name] + counts[name], token):
+        ended.add(name)
+        break
+  return counts, ended
+
+
+def propose(driver: Driver, drafts: Mapping[str, Sequence[int]] | None) -> None:
+  """Offers drafts, if there are any.
+
+  Raises:
+    Unsupported: the scenario does not say how many there may be.
+  """
+  counts = {str(name): len(tokens) for name, tokens in (drafts or {}).items()}
+  if not any(counts.values()):
+    return
+  if max(counts.values()) > driver.config.max_drafts:
+    raise Unsupported("drafts without num_spec_tokens")
+  driver.propose(counts)
 
 
 def view(driver: Driver, step: Step) -> dict[str, Any]:
@@ -217,6 +238,7 @@ def view(driver: Driver, step: Step) -> dict[str, Any]:
     "free_blocks": driver.free_pages(),
     "num_computed_after_schedule": step.computed,
     "num_sampled": {name: int(samples) for name, samples in step.samples.items()},
+    "scheduled_draft_tokens": step.drafts,
   }
 
 

@@ -13,9 +13,9 @@ OP_FIELDS = {
   "schedule": ("op", "out", "expect", "asserted_by_source"),
   "update": ("op", "out", "sampled", "expect", "asserted_by_source"),
   "finish": ("op", "id", "ids", "status", "expect"),
+  "drafts": ("op", "out", "drafts", "expect"),
 }
 LACKING_OPS = {
-  "drafts": "speculative drafts",
   "reset_prefix_cache": "a reset of the prefix cache while requests are served",
   "pause": "paused admission",
   "throttle": "throttled steps of data-parallel balancing",
@@ -23,7 +23,7 @@ LACKING_OPS = {
 AFTER_UPDATE = ("finished", "running", "waiting", "free_blocks", "outputs")
 AFTER_SCHEDULE = (
   "scheduled", "new", "resumed", "preempted", "running", "waiting", "free_blocks",
-  "num_computed_after_schedule", "num_sampled",
+  "num_computed_after_schedule", "num_sampled", "scheduled_draft_tokens",
 )  # fmt: skip
 FINAL = ("total_scheduled_tokens", "outputs", "running", "waiting", "free_blocks")
 FINAL_OF_REQUEST = ("outputs", "num_computed", "num_tokens")
@@ -61,7 +61,7 @@ def _check_op(number: int, op: Mapping[str, Any]) -> None:
   fields = AFTER_SCHEDULE if kind == "schedule" else AFTER_UPDATE
   for key in ("expect", "asserted_by_source"):
     rest = {k: v for k, v in (op.get(key) or {}).items() if not vllm.is_known(k, fields)}
-    known_fields(rest, (), {"scheduled_draft_tokens": "speculative drafts"}, where)
+    known_fields(rest, (), {}, where)
 
 
 class _Operations:
@@ -111,13 +111,17 @@ class _Operations:
       raise Unsupported(f"outputs out of order (update {out})")
     step = self.in_flight.pop(out)
     sampled = {str(k): v for k, v in (op.get("sampled") or {}).items()}
-    stopped = vllm.stops(self.driver, step, self.requests, sampled)
+    counts, stopped = vllm.delivered(self.driver, step, self.requests, sampled)
     yields = self.driver.yields(step)
     given = [name for name, tokens in sampled.items() if tokens and name in self.driver.slots]
     equal(f"update {out} requests with an output", sorted(yields), sorted(given))
     for name in yields:
-      self.delivered[name] += sampled[name]
-    return {"finished": self.driver.commit(step, stopped)} | self._after()
+      self.delivered[name] += sampled[name][: counts[name]]
+    return {"finished": self.driver.commit(step, stopped, counts)} | self._after()
+
+  def _drafts(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    vllm.propose(self.driver, op.get("drafts"))
+    return self._after()
 
   def _finish(self, op: Mapping[str, Any]) -> dict[str, Any]:
     names = [op["id"]] if "id" in op else op["ids"]

@@ -9,15 +9,13 @@ from experiments.vectors.outcome import Differs, Unsupported, equal, known_field
 
 SEEN = (
   "scheduled", "new", "resumed", "preempted", "running", "waiting", "free_blocks",
-  "num_computed_after_schedule", "num_sampled", "finished",
+  "num_computed_after_schedule", "num_sampled", "finished", "scheduled_draft_tokens",
 )  # fmt: skip
 BEFORE = ("input_abort_before_schedule", "input_finish_before_schedule")
 DURING = ("input_abort_before_update", "input_finish_before_update")
 AFTER = ("input_abort_after_update", "input_finish_after_update")
-INPUTS = ("step", "sampled_by_model", *BEFORE, *DURING, *AFTER)
+INPUTS = ("step", "sampled_by_model", "drafts_given_after_step", *BEFORE, *DURING, *AFTER)
 LACKING = {
-  "drafts_given_after_step": "speculative drafts",
-  "scheduled_draft_tokens": "speculative drafts",
   "input_throttle": "throttled steps of data-parallel balancing",
   "input_pause": "paused admission",
   "input_reset_prefix_cache": "a reset of the prefix cache while requests are served",
@@ -87,9 +85,11 @@ class _Loop:
     seen = vllm.view(self.driver, step)
     ended = self.driver.abort(_names(inputs, DURING))
     sampled = inputs.get("sampled_by_model", {})
-    stopped = vllm.stops(self.driver, step, self.requests, sampled)
-    ended += self.driver.commit(step, stopped)
+    counts, stopped = vllm.delivered(self.driver, step, self.requests, sampled)
+    ended += self.driver.commit(step, stopped, counts)
     ended += self.driver.abort(_names(inputs, AFTER))
+    vllm.propose(self.driver, inputs.get("drafts_given_after_step"))
+    seen["num_sampled"] |= {name: number for name, number in counts.items() if number > 1}
     return seen | {"finished": sorted(ended)}
 
   def compare(self, number: int, seen: Mapping[str, Any], record: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from jaxserve.config import (
   SplitKV,
   token_buckets,
 )
+from jaxserve.engine.speculation import Speculate, check_draft_model
 
 Attention = Literal["auto", "xla", "ref", "mosaic_gpu"]
 
@@ -58,6 +59,8 @@ class EngineConfig:
     other_policies: scheduling policies besides scheduler.policy that `Engine.set_policy` may
       switch to.
     score_prompts: compile what scores the tokens of prompts too.
+    speculate: the drafter; None: no speculative decoding. scheduler.max_drafts is its k.
+    draft_model: architecture of the model that drafts, where the drafter is one.
   """
 
   model: ModelConfig
@@ -72,8 +75,11 @@ class EngineConfig:
   eos_token_ids: tuple[int, ...] = ()
   other_policies: tuple[str, ...] = ()
   score_prompts: bool = False
+  speculate: Speculate | None = None
+  draft_model: ModelConfig | None = None
 
   def __post_init__(self) -> None:
+    check_draft_model(self.speculate, self.draft_model, self.model, self.scheduler)
     if self.scheduler.max_model_len > self.model.max_position:
       raise ValueError(
         f"max_model_len={self.scheduler.max_model_len}: the model supports at most "
@@ -101,8 +107,9 @@ class EngineConfig:
 
   @property
   def rows(self) -> tuple[int, ...]:
-    """Row buckets of the head, rising."""
-    return row_buckets(self.scheduler.max_num_seqs)
+    """Row buckets of the head, rising; with speculation a draft is a row of its own."""
+    most = self.scheduler.max_num_seqs * (1 + self.scheduler.max_drafts)
+    return row_buckets(min(most, self.scheduler.max_budget))
 
   @property
   def schedulers(self) -> tuple[SchedulerConfig, ...]:

@@ -16,10 +16,12 @@ from jaxserve.engine import (
   compiler,
   constraints,
   devices,
+  drafting,
   programs,
   prompt_scores,
 )
 from jaxserve.engine.config import EngineConfig, bucket_for
+from jaxserve.engine.drafting import DraftModel
 from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
 from jaxserve.engine.in_flight import InFlight, scheduled_parts
 from jaxserve.engine.prefix import NO_SALT, PageDigests, PrefixStats
@@ -58,6 +60,7 @@ class Engine:
     params: SchedulerParams,
     seed: int = 0,
     salt: bytes = NO_SALT,
+    draft: DraftModel | None = None,
   ):
     self.config, self.seed, self.salt = config, seed, salt
     self.prefix_stats = PrefixStats()
@@ -66,6 +69,7 @@ class Engine:
     self._leaves, self._table, self._devices = leaves, table, where
     self._rng = np.random.default_rng(seed)
     self._model = programs.empty_model_state(config, where.model.platform)
+    self._draft = draft
     self._empty_states = {
       shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
       for shapes in config.schedulers
@@ -80,6 +84,7 @@ class Engine:
     self._slots: dict[int, int] = {}  # request id -> slot
     self._in_flight: collections.deque[InFlight] = collections.deque()
     self._unreported: tuple[int, ...] = ()  # preempted by a step that computed nothing
+    self._drafts_wait = False  # the last step read brought drafts
     self._next_id = self._num_steps = 0
     self.set_policy(config.scheduler.policy, params)
     table.seal()
@@ -95,6 +100,7 @@ class Engine:
     seed: int = 0,
     store: ExecutableStore | None = None,
     salt: bytes = NO_SALT,
+    draft: drafting.Weights | None = None,
   ) -> "Engine":
     """Compiles everything the engine will ever run, then seals the table.
 
@@ -107,6 +113,7 @@ class Engine:
       store: executables of earlier starts.
       salt: of page digests; random where strangers send requests. Processes of one salt agree on
         digests.
+      draft: the model of config.draft_model.
 
     Raises:
       RuntimeError: if an executable would copy the KV cache instead of updating it in place.
@@ -118,17 +125,20 @@ class Engine:
       [
         *programs.model_programs(config, graphdef, leaves, where),
         *programs.scheduler_programs(config, where),
+        *(drafting.programs(config, draft, where) if draft else ()),
       ],
       store=store,
     )
+    platform = where.model.platform
+    drafter = drafting.DraftModel(config, draft, table, platform) if draft else None
     params = sched.make_params(config.scheduler) if params is None else params
-    engine = cls(config, leaves, table, where, params, seed, salt)
+    engine = cls(config, leaves, table, where, params, seed, salt, drafter)
     table.check_in_place(engine.kv_bytes)
     return engine
 
   @property
   def kv_bytes(self) -> int:
-    """Size of the KV pool."""
+    """Size of the KV pool, that of a draft model left out."""
     return sum(x.nbytes for x in jax.tree.leaves(self._model.kv))
 
   @property
@@ -291,7 +301,8 @@ class Engine:
 
     With overlap, step n + 1 is dispatched before the outputs of step n are read here.
     """
-    depth = 1 if self.config.overlap else 0
+    # Drafts are for who is known to be there: while there are some, nothing is dispatched ahead.
+    depth = 1 if self.config.overlap and not self._drafts_wait else 0
     while len(self._in_flight) <= depth and self._requests:
       # With nothing in flight, a policy may still sit some steps out.
       if not any(self._dispatch() for _ in range(1 if self._in_flight else sched.MOST_IDLE_STEPS)):
@@ -376,6 +387,8 @@ class Engine:
       stop_ids=frozenset(stops),
       constraint=constraint,
       chain=chain,
+      speculates=constraint is None,
+      restraint=self.config.speculate.restraint() if self.config.speculate else None,
     )
     self._next_id += 1
     self._requests[slot] = request
@@ -403,7 +416,11 @@ class Engine:
       self._table, self._model.sampling, rows, self.config.scheduler.max_num_seqs
     )
     dispatched_s = clock.now()
-    done, output, hidden = self._run_model(plan, bucket, num_rows, bool(decision.samples.any()))
+    places = num_rows if decision.drafts is None else num_rows + int(decision.drafts.sum())
+    done, output, hidden = self._run_model(plan, bucket, places, bool(decision.samples.any()))
+    if self._draft:
+      small = self._plan(packed, self.config.buckets[0])
+      output = self._draft.after(bucket, plan, small, self._model, output)
     scores = prompt_scores.dispatch(
       self._table, self._leaves, hidden, bucket, rows, self._devices.model
     )
@@ -458,19 +475,27 @@ class Engine:
     jax.block_until_ready(flight.done)
     output = jax.tree.map(np.asarray, flight.output)  # None stays None
     done_s = clock.now()
-    events, stopped = flight.take_outputs(self._requests, output)
-    sampled = [self._requests[slot] for slot, _ in events]
+    taken = flight.take_outputs(self._requests, output)
+    sampled = [self._requests[slot] for slot in taken.outputs]
     digests = (self._digests.of_outputs(sampled),) if self._digests else ()
+    counts = taken.counts(self.config.scheduler) if self.config.speculate else ()
     self._state, finished = self._table["commit", self.policy](
-      self._state, flight.decision, self._mask(stopped), *digests
+      self._state, flight.decision, self._mask(taken.stopped), *digests, *counts
     )
     ended = set(np.flatnonzero(np.asarray(finished)).tolist())
-    outputs = tuple(self._finish(event, slot, ended, stopped) for slot, event in events)
+    last = {slot: event for slot, event in taken.events if slot in ended}
+    outputs = tuple(
+      self._finish(event, slot, taken.stopped) if last.get(slot) is event else event
+      for slot, event in taken.events
+    )
+    self._drafts_wait = any(
+      taken.proposed.get(slot) for slot in taken.proposed if slot not in ended
+    )
     return StepEvents(
       step=flight.step,
       bucket=flight.bucket,
       budget=flight.budget,
-      scheduled=flight.scheduled,
+      scheduled=flight.verified(taken),
       admitted=flight.admitted,
       preempted=flight.preempted,
       dispatched_s=flight.dispatched_s,
@@ -479,11 +504,7 @@ class Engine:
       evicted=flight.evicted,
     )
 
-  def _finish(
-    self, event: TokenEvent, slot: int, ended: set[int], stopped: list[int]
-  ) -> TokenEvent:
-    if slot not in ended:
-      return event
+  def _finish(self, event: TokenEvent, slot: int, stopped: list[int]) -> TokenEvent:
     del self._requests[slot], self._slots[event.request_id]
     reason: FinishReason = "stop" if slot in stopped else "length"
     return dataclasses.replace(event, finish_reason=event.finish_reason or reason)

@@ -6,10 +6,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxserve.config import SchedulerConfig
 from jaxserve.engine import prompt_scores
 from jaxserve.engine.request import Request, Scheduled, TokenEvent
+from jaxserve.engine.speculation import by_slot
 from jaxserve.types import Decision, StepOutput
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Taken:
+  """What a step yielded, by slot.
+
+  Attributes:
+    events: new tokens in order.
+    stopped: slots that they stop.
+    outputs: how many tokens the model found right, those past a stop included.
+    proposed: drafts that lie behind them, where there is a drafter.
+  """
+
+  events: list[tuple[int, TokenEvent]] = dataclasses.field(default_factory=list)
+  stopped: list[int] = dataclasses.field(default_factory=list)
+  outputs: dict[int, int] = dataclasses.field(default_factory=dict)
+  proposed: dict[int, int] = dataclasses.field(default_factory=dict)
+
+  def counts(self, config: SchedulerConfig) -> tuple[np.ndarray, np.ndarray]:
+    """`outputs` and `proposed` as `sched.commit` wants them."""
+    size = config.max_requests
+    return by_slot(self.outputs, size, 1), by_slot(self.proposed, size, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,32 +71,47 @@ class InFlight:
   dispatched_s: float
   scores: tuple[prompt_scores.Part, ...] = ()
 
-  def take_outputs(
-    self, alive: Mapping[int, Request], output: StepOutput | None
-  ) -> tuple[list[tuple[int, TokenEvent]], list[int]]:
-    """Appends the new tokens to their requests.
+  def take_outputs(self, alive: Mapping[int, Request], output: StepOutput | None) -> Taken:
+    """Appends the new tokens to their requests, up to one that stops them.
 
     Args:
       alive: requests by slot; the tokens of others are dropped.
       output: of this step, on the host.
-
-    Returns:
-      (new tokens by slot, slots that they stop).
     """
-    events: list[tuple[int, TokenEvent]] = []
-    stopped: list[int] = []
+    taken = Taken()
+    place = 0
     prompt_scores.gather(self.scores)
     for row, (request, part) in enumerate(zip(self.requests, self.scheduled, strict=True)):
+      first, place = place, place + 1 + part.drafts
       if not part.samples or output is None or alive.get(request.slot) is not request:
         continue
-      event = _token_event(request, output, row)
-      request.outputs.append(event.token)
-      request.logprobs.append(event.logprob)
-      ends = request.constraint is not None and request.constraint.accept(event.token)
-      if ends or event.finish_reason or event.token in request.stop_ids:
-        stopped.append(request.slot)
-      events.append((request.slot, event))
-    return events, stopped
+      count = 1 if output.counts is None else int(output.counts[first:place].sum())
+      taken.outputs[request.slot] = count
+      if output.proposed is not None and request.speculates:
+        proposed = int(output.proposed[row])
+        if request.restraint:
+          proposed = request.restraint.allow(proposed, part.drafts, count - 1)
+        taken.proposed[request.slot] = proposed
+      for at in range(first, first + count):
+        event = _token_event(request, output, at)
+        request.outputs.append(event.token)
+        request.logprobs.append(event.logprob)
+        taken.events.append((request.slot, event))
+        ends = request.constraint is not None and request.constraint.accept(event.token)
+        if ends or event.finish_reason or event.token in request.stop_ids:
+          taken.stopped.append(request.slot)
+          break
+    return taken
+
+  def verified(self, taken: Taken) -> tuple[Scheduled, ...]:
+    """`scheduled`, with the drafts that were accepted."""
+    if not any(part.drafts for part in self.scheduled):
+      return self.scheduled
+    return tuple(
+      dataclasses.replace(part, accepted=taken.outputs.get(request.slot, 1) - 1)
+      if part.drafts else part
+      for request, part in zip(self.requests, self.scheduled, strict=True)
+    )  # fmt: skip
 
 
 def scheduled_parts(decision: Decision, requests: Sequence[Request]) -> tuple[Scheduled, ...]:
@@ -94,6 +134,7 @@ def scheduled_parts(decision: Decision, requests: Sequence[Request]) -> tuple[Sc
       samples=bool(samples[request.slot]),
       is_prefill=int(start[request.slot]) < len(request.prompt),
       **_admission(decision, request),
+      drafts=0 if decision.drafts is None else int(decision.drafts[request.slot]),
     )
     for request in requests
   )

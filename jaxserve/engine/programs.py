@@ -21,7 +21,7 @@ from jaxserve.engine.config import EngineConfig
 from jaxserve.engine.devices import Devices
 from jaxserve.engine.executables import Key
 from jaxserve.engine.sampling_row import empty_sampling_table
-from jaxserve.model import scoring
+from jaxserve.model import scoring, verify
 from jaxserve.model import step as model_step
 from jaxserve.model.kv_cache import KVCache, init_kv
 from jaxserve.model.logit_edits import num_words
@@ -128,13 +128,28 @@ def _policy_programs(
   prefix = here((chains, np.int32(0), np.bool_(False))) if shapes.prefix_cache else ()
   new = (here(np.zeros((shapes.max_requests, 4), np.uint32)),) if shapes.prefix_cache else ()
   yield Program(key=("schedule", policy), fn=schedule, args=(state, params), donate=(0,))
-  yield Program(key=("commit", policy), fn=commit, args=(state, decision, mask, *new), donate=(0,))
+  counts = [here(np.zeros(shapes.max_requests, np.int32))] * (2 if shapes.max_drafts else 0)
+  arguments = (state, decision, mask, *new, *counts)
+  yield Program(key=("commit", policy), fn=commit, args=arguments, donate=(0,))
   yield Program(key=("abort", policy), fn=abort, args=(state, mask), donate=(0,))
   arguments = (state, number, number, number, flag, *prefix)
   yield Program(key=("submit", policy), fn=submit, args=arguments, donate=(0,))
   for tokens in config.layouts:
     lay_out = functools.partial(_lay_out, shape=config.plan_shape(tokens), config=shapes)
     yield Program(key=("lay_out", tokens, policy), fn=lay_out, args=(state, decision))
+
+
+def _sample(config: EngineConfig, graphdef: nnx.GraphDef, rows: int) -> Callable[..., Any]:
+  if config.speculate is None:
+    return functools.partial(model_step.sample, graphdef=graphdef, rows=rows)
+  return functools.partial(
+    verify.verify,
+    graphdef=graphdef,
+    places=rows,
+    rows=min(rows, config.scheduler.max_num_seqs),
+    max_drafts=config.speculate.k,
+    drafter=config.speculate.lookup,
+  )
 
 
 def model_programs(
@@ -148,8 +163,9 @@ def model_programs(
   kv, tokens, sampling = parts["kv"], parts["token_table"], parts["sampling"]
   weights, options = here(leaves), model_step.compiler_options(platform)
   shapes = config.scheduler
-  hidden = here(np.zeros((shapes.max_num_seqs, config.model.hidden_size), np.float32))
-  row_fields = here(np.zeros((3, shapes.max_num_seqs), np.int32))
+  places = config.plan_shape(config.buckets[-1]).num_samples
+  hidden = here(np.zeros((places, config.model.hidden_size), np.float32))
+  row_fields = here(np.zeros((4 if config.speculate else 3, places), np.int32))
   for bucket in reversed(config.buckets):
     shape = config.plan_shape(bucket)
     forward = functools.partial(
@@ -164,7 +180,7 @@ def model_programs(
       compiler_options=options,
     )  # fmt: skip
   for rows in reversed(config.rows):
-    sample = functools.partial(model_step.sample, graphdef=graphdef, rows=rows)
+    sample = _sample(config, graphdef, rows)
     arguments = (weights, hidden, tokens, sampling, row_fields)
     yield Program(
       key=("sample", rows), fn=sample, args=arguments, donate=(2,), compiler_options=options

@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 import numpy as np
 
 from jaxserve.cache import PageChain
-
+from jaxserve.engine.speculation import Restraint
+from jaxserve.metrics import Acceptance
 from jaxserve.types import PromptOutput, SchedulerParams
 from jaxserve.types.sampling import FEW_TOP, MAX_BIAS, MAX_STOP_IDS, MAX_TOP
 
@@ -144,6 +145,8 @@ class Request:
   stop_ids: frozenset[int]
   constraint: Constraint | None = None
   prompt_scores: list[PromptOutput] = dataclasses.field(default_factory=list)
+  speculates: bool = True
+  restraint: Restraint | None = None
   outputs: list[int] = dataclasses.field(default_factory=list)
   logprobs: list[float] = dataclasses.field(default_factory=list)
   chain: PageChain | None = None  # with a prefix cache
@@ -183,7 +186,8 @@ class Scheduled:
 
   `new_pages` pages were handed to it for them. `admission` says whether it entered the running set
   in this step, and if for the first time; then `cached` of its `known` tokens of prompt and outputs
-  were found in the prefix cache.
+  were found in the prefix cache. The last `drafts` of the tokens were drafts, of which the model
+  found the first `accepted` right.
   """
 
   request_id: int
@@ -195,6 +199,8 @@ class Scheduled:
   admission: Literal["", "first", "again"] = ""
   cached: int = 0
   known: int = 0
+  drafts: int = 0
+  accepted: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,6 +235,21 @@ class StepEvents:
   def num_tokens(self) -> int:
     """Tokens computed, padding left out."""
     return sum(s.tokens for s in self.scheduled)
+
+  @property
+  def acceptance(self) -> Acceptance:
+    """Drafts of this step, of the requests whose outputs counted."""
+    ours = {event.request_id for event in self.outputs}
+    return Acceptance.of(
+      (part.drafts, part.accepted)
+      for part in self.scheduled
+      if part.request_id in ours and not part.is_prefill
+    )
+
+  @property
+  def num_places(self) -> int:
+    """Tokens that the head was asked for, padding left out: one a request and one a draft."""
+    return sum(1 + s.drafts for s in self.scheduled)
 
 
 class Listener(Protocol):

@@ -12,13 +12,15 @@ from flax import nnx
 
 from jaxserve import sched
 from jaxserve.config import CacheConfig, ModelConfig, Ordering, SchedulerConfig
-from jaxserve.engine import attention, clock, compiler, defaults, devices, programs
+from jaxserve.engine import attention, clock, compiler, defaults, devices, drafting, programs
 from jaxserve.engine.config import Attention, EngineConfig, token_buckets
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.speculation import Speculate
 from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
 from jaxserve.model.checkpoint import Checkpoint, Dtype
 from jaxserve.model.quantize import Quantize
+from jaxserve.sched import drafts
 
 # The budget for a model on a device under a load.
 SolveBudget = Callable[[ModelConfig, jax.Device, defaults.Load], int]
@@ -51,6 +53,7 @@ class StartOptions:
     policy_args: hyper-parameters of it that differ from its defaults.
     other_policies: policies that the engine may be switched to.
     attention: implementation of attention, see `engine.attention`.
+    speculate: the drafter; None: no speculative decoding.
     seed: of the engine.
     prefix_cache: requests that begin alike share what is computed; off where model or policy do not
       go with it.
@@ -78,6 +81,7 @@ class StartOptions:
   policy_args: Mapping[str, float] = dataclasses.field(default_factory=dict)
   other_policies: tuple[str, ...] = ()
   attention: Attention = "auto"
+  speculate: Speculate | None = None
   seed: int = 0
   prefix_cache: bool = True
   cache_salt: bytes = b""
@@ -114,7 +118,8 @@ def start(options: StartOptions) -> Started:
   """
   store = ExecutableStore(options.cache_dir / "executables")
   for policy in (options.policy, *options.other_policies):
-    sched.find_policy(policy)  # before the long part
+    found = sched.find_policy(policy)  # before the long part
+    drafts.check(policy, options.speculate.k if options.speculate else 0, found.drafts)
   where = devices.pick()
   begin = clock.now()
   checkpoint = source.load_checkpoint(options.model, options.cache_dir, options.dtype)
@@ -128,7 +133,8 @@ def start(options: StartOptions) -> Started:
   )
   jax.block_until_ready(leaves)
   loaded = clock.now()
-  config = _engine_config(options, checkpoint, choice, graphdef, leaves, where)
+  draft = drafting.load(options.speculate, checkpoint, options.cache_dir, options.dtype)
+  config = _engine_config(options, checkpoint, draft, choice, graphdef, leaves, where)
   params = sched.make_params(
     config.scheduler,
     budget=options.budget,
@@ -137,7 +143,8 @@ def start(options: StartOptions) -> Started:
     policy=options.policy_args,
   )
   engine = Engine.build(
-    config, graphdef, leaves, params, options.seed, store, options.cache_salt
+    config, graphdef, leaves, params, options.seed, store, options.cache_salt,
+    draft and draft.weights,
   )  # fmt: skip
   # What start-up left behind stays; a full collection over it would stall a step by 0.15 s.
   gc.collect()
@@ -203,6 +210,7 @@ def _may_share(options: StartOptions, model: ModelConfig) -> bool:
 def _engine_config(
   options: StartOptions,
   checkpoint: Checkpoint,
+  draft: drafting.Loaded | None,
   choice: attention.Choice,
   graphdef: nnx.GraphDef,
   leaves: tuple[jax.Array, ...],
@@ -223,6 +231,7 @@ def _engine_config(
       ordering=options.ordering,
       policy=options.policy,
       prefix_cache=options.prefix_cache,
+      max_drafts=options.speculate.k if options.speculate else 0,
     )
     config = EngineConfig(
       model=checkpoint.config.for_context(length),
@@ -233,6 +242,8 @@ def _engine_config(
       eos_token_ids=checkpoint.eos_token_ids,
       other_policies=options.other_policies,
       score_prompts=options.score_prompts,
+      speculate=options.speculate,
+      draft_model=draft.config if draft else None,
     )
     return choice.applied(config)
 
@@ -243,7 +254,8 @@ def _engine_config(
     fraction = defaults.ACCELERATOR_MEMORY_FRACTION
   if tokens is not None:
     return sized(_pages(tokens, options, "kv_cache_tokens", tokens))
-  tokens = _tokens_that_fit(sized(_PROBE_PAGES), fraction, graphdef, leaves, where)
+  weights = (*leaves, *(draft.weights.leaves if draft else ()))
+  tokens = _tokens_that_fit(sized(_PROBE_PAGES), fraction, graphdef, leaves, weights, where)
   return sized(_pages(tokens, options, "memory_fraction", fraction))
 
 
@@ -263,6 +275,7 @@ def _tokens_that_fit(
   fraction: float | None,
   graphdef: nnx.GraphDef,
   leaves: tuple[jax.Array, ...],
+  weights: tuple[jax.Array, ...],
   where: devices.Devices,
 ) -> int:
   """Tokens in a pool of: fraction of memory - weights - the largest executable's scratch.
@@ -273,17 +286,16 @@ def _tokens_that_fit(
     raise ValueError(f"memory_fraction={fraction}: must be in (0, 1]")
   largest = next(iter(programs.model_programs(probe, graphdef, leaves, where)))
   report = compiler.compile_all([largest]).reports[0]
-  weights = sum(leaf.nbytes for leaf in leaves)
-  room = fraction * defaults.memory_bytes(where.model) - weights - report.temp_bytes
+  taken = sum(leaf.nbytes for leaf in weights) + report.temp_bytes
+  room = fraction * defaults.memory_bytes(where.model) - taken
   return int(room // kv_bytes_per_token(probe))
 
 
 def kv_bytes_per_token(config: EngineConfig) -> int:
-  """Bytes of keys and values that one token takes in the pool."""
-  model = config.model
-  return (
-    2 * model.num_layers * model.num_kv_heads * model.head_dim * jnp.dtype(config.dtype).itemsize
-  )
+  """Bytes of keys and values that one token takes in the pool, and in that of a draft model."""
+  models = [model for model in (config.model, config.draft_model) if model is not None]
+  numbers = sum(2 * model.num_layers * model.num_kv_heads * model.head_dim for model in models)
+  return numbers * jnp.dtype(config.dtype).itemsize
 
 
 def summary(started: Started) -> list[str]:

@@ -14,8 +14,9 @@ from jaxserve.metrics.latency import (
   tpot_s,
   ttft_s,
 )
+from jaxserve.metrics.speculation import Acceptance
 
 __all__ = [
-  "RequestTimes", "Slo", "Stall", "e2e_s", "goodput", "itl_s", "longest_stall", "meets", "span_s",
-  "summarize", "tpot_s", "ttft_s",
+  "Acceptance", "RequestTimes", "Slo", "Stall", "e2e_s", "goodput", "itl_s", "longest_stall",
+  "meets", "span_s", "summarize", "tpot_s", "ttft_s",
 ]  # fmt: skip

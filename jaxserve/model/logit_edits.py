@@ -4,10 +4,13 @@ A row is changed by its own request's options and tokens alone. Counts are taken
 table when they are needed, so nothing has to be kept, or undone when a request is preempted.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxserve.model.sampling import RowOptions
 from jaxserve.types import LogitEdits
 
 WORD = 32  # tokens in a word of a mask
@@ -16,6 +19,15 @@ WORD = 32  # tokens in a word of a mask
 def num_words(vocab_size: int) -> int:
   """Words of a mask over the vocabulary."""
   return -(-vocab_size // WORD)
+
+
+def of(edits: LogitEdits, token_table: jax.Array) -> Callable[[jax.Array, RowOptions], jax.Array]:
+  """What `sampling.sample` applies to a row; i32[Q, max_model_len] has the tokens of requests."""
+
+  def apply(logits: jax.Array, row: RowOptions) -> jax.Array:
+    return edit(logits, edits, row.request, row.position, token_table[row.request])
+
+  return apply
 
 
 def edit(

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.config import ModelConfig, PlanShape
-from jaxserve.model import dots, kv_cache, llama, logit_edits, sampling
+from jaxserve.model import dots, kv_cache, llama, logit_edits, sampling, verify
 from jaxserve.model.kv_cache import KVCache
 from jaxserve.types import SamplingTable, StepOutput, StepPlan, unpack_plan
 from pallas_kernels.ragged_paged_attention import Implementation, ragged_paged_attention
@@ -55,10 +55,41 @@ def forward(
   Returns:
     (f32[R, Dm] normalised hidden state of each row's last token, garbage past the plan's rows;
     the updated cache; i32[3, R] row_request, seq_lens and sample_mask, for `sample`;
-    f32[T, Dm] hidden state of every token, not normalised, for `scoring`).
+    f32[T, Dm] hidden state of every token, not normalised, for `scoring`). With drafts the first
+    and the third are of the places of `verify.places`.
   """
   plan = unpack_plan(packed_plan, shape)
   model = llama.merge(graphdef, leaves)
+  x, kv = run_plan(
+    model, kv, token_table, plan, config=config, shape=shape, dtype=dtype, attention=attention,
+    unroll=unroll,
+  )  # fmt: skip
+  if shape.max_drafts:
+    index, fields = verify.places(plan, shape)
+  else:
+    index = plan.logits_idx
+    fields = jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])
+  hidden = llama.rms_norm(x[index], model.norm[...], config.rms_norm_eps)
+  return hidden, kv, fields, x
+
+
+def run_plan(
+  model: llama.Llama,
+  kv: KVCache,
+  token_table: jax.Array,
+  plan: StepPlan,
+  *,
+  config: ModelConfig,
+  shape: PlanShape,
+  dtype: jnp.dtype,
+  attention: Implementation,
+  unroll: bool,
+) -> tuple[jax.Array, KVCache]:
+  """The layers over the tokens of a plan; see `forward`.
+
+  Returns:
+    (f32[T, Dm] residual stream, not yet normalised; the updated cache).
+  """
   x = _embed(model.embed[...], _tokens(token_table, plan))
   if config.embed_scale != 1:
     x = x * np.float32(config.embed_scale)
@@ -88,9 +119,7 @@ def forward(
 
   # Jitted it is traced and lowered once for all layers: GPU kernels take seconds of both.
   once: llama.Attend = jax.jit(attend, static_argnums=5) if unroll else attend
-  x, kv = llama.run_layers(model, config, x, plan.positions, kv, once, unroll=unroll)
-  hidden = llama.rms_norm(x[plan.logits_idx], model.norm[...], config.rms_norm_eps)
-  return hidden, kv, jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask]), x
+  return llama.run_layers(model, config, x, plan.positions, kv, once, unroll=unroll)
 
 
 def sample(
@@ -122,12 +151,8 @@ def sample(
   requests, positions, mask = row_fields[:, :rows]
   logits = dots.linear(hidden[:rows], model.head)
 
-  def edit(logits: jax.Array, row: sampling.RowOptions) -> jax.Array:
-    tokens = token_table[row.request]
-    return logit_edits.edit(logits, sampling_table.edits, row.request, row.position, tokens)
-
   options = sampling.row_options(sampling_table, requests, positions)
-  output = sampling.sample(logits, options, edit)
+  output = sampling.sample(logits, options, logit_edits.of(sampling_table.edits, token_table))
   # Rows without a sample get distinct requests out of range, and are dropped.
   targets = jnp.where(mask > 0, requests, token_table.shape[0] + jnp.arange(rows))
   token_table = token_table.at[targets, positions].set(

@@ -164,12 +164,14 @@ class Recorder:
           new_pages=part.new_pages,
           samples=part.samples,
           cached=part.cached,
+          drafts=part.drafts,
+          accepted=part.accepted,
         )
         for part in events.scheduled
       ),
       preempted=tuple(names[request_id] for request_id in events.preempted),
       admitted=tuple(names[request_id] for request_id in events.admitted),
-      rows=bucket_for(len(events.scheduled), self.engine.config.rows) if samples else 0,
+      rows=bucket_for(events.num_places, self.engine.config.rows) if samples else 0,
       outputs=tuple(StepToken(id=names[e.request_id], token=e.token) for e in events.outputs),
       logits=logits_digest(events.outputs),
       evicted=events.evicted,

@@ -14,7 +14,8 @@ request that brought none is "r" and its number.
                        page_size in tokens; without prefix_cache: off), dtype, attention (the implementation that ran),
                        token_buckets (the bucket table), query_tile, splits (of decodes over work
                        items: capacity, tile and min_keys, the latter two in keys; null: none, as
-                       in files that lack it), overlap, eos_token_ids
+                       in files that lack it), overlap, eos_token_ids, speculate (the drafter: kind,
+                       k, longest, shortest, model; null: none, as in files that lack it)
            seed        of the engine
            params      `types.SchedulerParams` in use when the recording began; watermark in pages;
                        hyper-parameters of the policy as "policy.NAME"
@@ -42,7 +43,8 @@ request that brought none is "r" and its number.
                        kind ("prefill": a chunk of its prompt; "decode"), start (position of the
                        first of the tokens in the request), new_pages (pages handed out), samples
                        (the step yields its next token), cached (tokens that it found in the prefix
-                       cache, in the step that admitted it)
+                       cache, in the step that admitted it), drafts (how many of the tokens, the
+                       last ones, are drafts) and accepted (of these); 0 in files that lack them
            admitted    ids that entered the running set
            preempted   ids that left it and lost their pages
            outputs     sampled tokens in order of service: id, token. Requests that were gone when

@@ -24,6 +24,8 @@ class StepRequest:
     new_pages: pages handed to it in this step.
     samples: the step yields its next output token.
     cached: tokens that it found in the prefix cache when it was admitted in this step.
+    drafts: how many of the tokens, the last ones, are drafts to be verified.
+    accepted: how many of the drafts, the first ones, the model found right.
   """
 
   id: str
@@ -33,6 +35,8 @@ class StepRequest:
   new_pages: int = 0
   samples: bool = False
   cached: int = 0
+  drafts: int = 0
+  accepted: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,6 +172,16 @@ class RunRecord:
     return max(ends, default=0.0)
 
   @property
+  def acceptance(self) -> metrics.Acceptance:
+    """Drafts of all steps."""
+    return metrics.Acceptance.of(
+      (part.drafts, part.accepted)
+      for step in self.steps
+      for part in step.requests
+      if part.samples and part.kind == "decode"
+    )
+
+  @property
   def long_prompt(self) -> RequestTrace | None:
     """The request whose effect is studied, if there is one."""
     return next((request for request in self.requests if request.is_long_prompt), None)
@@ -184,7 +198,8 @@ def run_result(run: RunRecord) -> dict[str, Any]:
     name, policy, budget, chunked_prefill, steps; p50, p99 and max of TTFT and ITL such as
     p99_itl_ms; long_prompt_ttft_ms, longest_stall_ms, output_throughput (tokens/s),
     padding_fraction (of the tokens computed), preemptions, and what the prefix cache did, see
-    `prefix_result`. None where nothing was measured.
+    `prefix_result`. None where nothing was measured. Where something was drafted, also what
+    `metrics.Acceptance.summary` lists.
   """
   summary = metrics.summarize([r.times for r in run.requests if not r.is_warmup])
   computed = sum(step.bucket for step in run.steps)
@@ -204,6 +219,8 @@ def run_result(run: RunRecord) -> dict[str, Any]:
     "preemptions": sum(len(step.preempted) for step in run.steps),
     **prefix_result(run),
   }
+  if run.acceptance.drafts:
+    result |= run.acceptance.summary()
   return {key: round(x, 4) if isinstance(x, float) else x for key, x in result.items()}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxserve import sched
 from jaxserve.config import SchedulerConfig
-from jaxserve.engine import Engine, QueueFullError
+from jaxserve.engine import Engine, QueueFullError, drafting
 from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
 from jaxserve.pytree import scalar
@@ -63,9 +63,10 @@ def build_engine(header: recording.Header, cache_dir: pathlib.Path) -> Engine:
     )
   graphdef, leaves = llama.load(model, checkpoint.params, jnp.dtype(config.dtype), config.quantize)
   params = make_params(header.params, config.scheduler)
+  draft = drafting.load(config.speculate, checkpoint, cache_dir, config.dtype)
   try:
-    salt = bytes.fromhex(header.salt)
-    return Engine.build(config, graphdef, leaves, params, header.seed, store, salt)
+    salt, weights = bytes.fromhex(header.salt), draft and draft.weights
+    return Engine.build(config, graphdef, leaves, params, header.seed, store, salt, weights)
   except NotImplementedError as error:
     raise RecordingError(f"config.{error}; replay it on a device like the recorded one") from error
 

@@ -62,6 +62,12 @@ def _ms(value: float) -> str:
   return f"{value:,.0f} ms" if value >= 100 else f"{value:,.1f} ms"
 
 
+_DRAFTS: Sequence[tuple[str, str, Callable[[Any], str]]] = (
+  ("Draft tokens verified", "draft_tokens", "{:,}".format),
+  ("Accepted of them", "acceptance_rate", "{:.1%}".format),
+  ("Accepted, by place in the draft", "accepted_by_position", lambda x: ", ".join(map(str, x))),
+  ("Tokens of a stream per step", "decode_tokens_per_step", "{:.2f}".format),
+)
 _ROWS: Sequence[tuple[str, str, Callable[[Any], str]]] = (
   ("TTFT, median", "p50_ttft_ms", _ms),
   ("TTFT, p99", "p99_ttft_ms", _ms),
@@ -215,9 +221,10 @@ def _table(
   def row(tag: str, cells: Sequence[str]) -> str:
     return svg.element("tr", *(svg.element(tag, html.escape(cell)) for cell in cells))
 
+  drafted = any("draft_tokens" in r for r in results)
   body = [
-    row("td", [label, *("–" if r[key] is None else show(r[key]) for r in results)])
-    for label, key, show in _ROWS
+    row("td", [label, *("–" if r.get(key) is None else show(r[key]) for r in results)])
+    for label, key, show in (*_ROWS, *(_DRAFTS if drafted else ()))
   ]
   if "retraces" in summary:
     retraces = [f"{summary['retraces']}"] * len(results)

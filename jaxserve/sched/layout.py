@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.config import PlanShape
-from jaxserve.sched import split_kv
+from jaxserve.sched import drafts, split_kv
 from jaxserve.types import Decision, SchedulerState, StepPlan
 
 
@@ -44,7 +44,9 @@ def lay_out(state: SchedulerState, decision: Decision, shape: PlanShape) -> Step
     shared = rows(state.reuse.num_shared).at[token_rows].get(mode="fill", fill_value=0)
     padding = shape.cache.num_slots + jnp.arange(shape.num_tokens, dtype=jnp.int32)
     slots = jnp.where(positions < shared * shape.cache.page_size, padding, slots)
-  is_decode = (tokens == 1) & (start >= rows(state.num_prompt))
+  verified = None if decision.drafts is None else rows(decision.drafts)
+  plain = tokens if verified is None else tokens - verified
+  is_decode = (plain == 1) & (start >= rows(state.num_prompt))
   num_work, work = _work_items(tokens, start, is_decode, query_start_loc, shape)
   return StepPlan(
     num_tokens=decision.num_tokens,
@@ -60,6 +62,7 @@ def lay_out(state: SchedulerState, decision: Decision, shape: PlanShape) -> Step
     slot_mapping=slots,
     num_work=num_work,
     work=work,
+    num_drafts=jnp.zeros(0, jnp.int32) if verified is None else verified,
   )
 
 
@@ -88,7 +91,7 @@ def _work_items(
   tile = shape.query_tile
   tiles = jnp.where(is_decode, 0, -(-tokens // tile))
   item = jnp.arange(shape.num_work_items, dtype=jnp.int32)
-  num_decodes, decode_rows, ranges = _decode_items(item, is_decode, start, shape)
+  num_decodes, decode_rows, ahead, ranges = _decode_items(item, tokens, is_decode, start, shape)
   tile_ends = num_decodes + jnp.cumsum(tiles, dtype=jnp.int32)
   tile_rows = jnp.searchsorted(tile_ends, item, side="right").astype(jnp.int32)
   in_decode = item < num_decodes
@@ -99,6 +102,9 @@ def _work_items(
 
   offset = jnp.where(in_decode, 0, item - of_row(tile_ends - tiles)) * tile
   queries = jnp.minimum(of_row(tokens) - offset, tile)
+  if ahead is not None:
+    offset = jnp.where(in_decode, ahead, offset)
+    queries = jnp.where(in_decode, 1, queries)
   position = of_row(start) + offset
   zero = jnp.zeros_like(item)
   taken: tuple[jax.Array, ...] = zero, position + queries, zero, jnp.ones_like(item)
@@ -111,19 +117,35 @@ def _work_items(
 
 
 def _decode_items(
-  item: jax.Array, is_decode: jax.Array, start: jax.Array, shape: PlanShape
-) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...] | None]:
-  """How many items decodes have, their rows i32[W], and what they take where they may be split.
+  item: jax.Array, tokens: jax.Array, is_decode: jax.Array, start: jax.Array, shape: PlanShape
+) -> tuple[jax.Array, jax.Array, jax.Array | None, tuple[jax.Array, ...] | None]:
+  """How many items decodes have, their rows and offsets, and what they take where they are split.
 
-  That is (kv_start, kv_end, split, num_splits), i32[W] each. All are garbage past the decodes.
+  Offsets, i32[W], are positions past the row's `start`; None where all are 0, as without drafts.
+  What they take is (kv_start, kv_end, split, num_splits), i32[W] each. All are garbage past the
+  decodes.
   """
+  if not shape.max_drafts:
+    return _items_of(item, is_decode, start, shape)
+  count, rows, offset = drafts.queries(tokens, is_decode, shape.num_samples)
+  live = jnp.arange(shape.num_samples, dtype=jnp.int32) < count
+  position = start.at[rows].get(mode="fill", fill_value=0) + offset
+  num, query, _, ranges = _items_of(item, live, position, shape)
+  row, ahead = (x.at[query].get(mode="fill", fill_value=0) for x in (rows, offset))
+  return num, row, ahead, ranges
+
+
+def _items_of(
+  item: jax.Array, is_decode: jax.Array, start: jax.Array, shape: PlanShape
+) -> tuple[jax.Array, jax.Array, jax.Array | None, tuple[jax.Array, ...] | None]:
+  """The same for queries of which each is a row of its own."""
   lane = jnp.arange(is_decode.shape[0], dtype=jnp.int32)
   if shape.splits is None:
     num_items = item.shape[0]
     place = jnp.cumsum(is_decode, dtype=jnp.int32) - 1
     place = jnp.where(is_decode, place, num_items + lane)
     rows = jnp.zeros(num_items, jnp.int32).at[place].set(lane, mode="drop", unique_indices=True)
-    return jnp.sum(is_decode, dtype=jnp.int32), rows, None
+    return jnp.sum(is_decode, dtype=jnp.int32), rows, None, None
   keys = jnp.where(is_decode, start + 1, 0)
   chunk = split_kv.chunk_keys(keys, shape.splits, shape.max_model_len)
   counts = split_kv.count_items(keys, chunk)
@@ -135,4 +157,4 @@ def _decode_items(
 
   split = item - of_row(ends - counts)
   kv_end = jnp.minimum((split + 1) * chunk, of_row(keys))
-  return ends[-1], rows, (split * chunk, kv_end, split, of_row(counts))
+  return ends[-1], rows, None, (split * chunk, kv_end, split, of_row(counts))

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxserve import cache
 from jaxserve.config import SchedulerConfig
-from jaxserve.sched import policies, reuse
+from jaxserve.sched import drafts, policies, reuse
 from jaxserve.types import Decision, SchedulerState, Status
 
 
@@ -38,6 +38,7 @@ def init(config: SchedulerConfig) -> SchedulerState:
     num_submitted=jnp.zeros((), jnp.int32),
     policy=policies.rule_of(config).init(config),
     reuse=reuse.init(config),
+    num_drafts=zeros() if config.max_drafts else None,
   )
 
 
@@ -99,6 +100,7 @@ def submit(
     num_pages=put(state.num_pages, 0),
     num_preemptions=put(state.num_preemptions, 0),
     reuse=known,
+    num_drafts=None if state.num_drafts is None else put(state.num_drafts, 0),
     num_submitted=state.num_submitted + (slot < num_requests).astype(jnp.int32),
   ), slot
 
@@ -122,6 +124,8 @@ def commit(
   decision: Decision,
   stopped: jax.Array,
   digests: jax.Array | None = None,
+  outputs: jax.Array | None = None,
+  proposed: jax.Array | None = None,
 ) -> tuple[SchedulerState, jax.Array]:
   """Takes note of the outputs of a step, possibly while later steps are in flight.
 
@@ -135,6 +139,9 @@ def commit(
     stopped: bool[Q], the sampled token ends the request; read only where the step sampled.
     digests: u32[Q, 4], the next digest of each request where the step's output completes a page, 0
       elsewhere; only with a prefix cache, None: no page.
+    outputs: i32[Q], tokens that the step yielded: the drafts accepted and one more; read only where
+      the step sampled. None: one each.
+    proposed: i32[Q], new drafts behind the last of them; at most config.max_drafts. None: none.
 
   Returns:
     (state, finished bool[Q]).
@@ -142,6 +149,8 @@ def commit(
   chex.assert_shape(stopped, state.status.shape)
   live = decision.samples & (state.arrival == decision.arrival) & (state.status != Status.FREE)
   in_flight = state.num_in_flight - live.astype(jnp.int32)
+  if decision.drafts is not None:
+    state = drafts.settle(state, decision, live, outputs, proposed)
   finished = live & (stopped | (state.num_known - in_flight >= state.max_total))
   state = dataclasses.replace(state, num_in_flight=in_flight)
   if digests is not None:

@@ -108,12 +108,19 @@ def schedule(
 
 
 def commit(
-  state: PackedState, decision: jax.Array, stopped: jax.Array, *digests: jax.Array,
+  state: PackedState, decision: jax.Array, stopped: jax.Array, *more: jax.Array,
   config: SchedulerConfig,
 ) -> tuple[PackedState, jax.Array]:  # fmt: skip
-  """`lifecycle.commit` on packed records; with digests where there is a prefix cache."""
+  """`lifecycle.commit` on packed records.
+
+  `more` is digests where there is a prefix cache, then outputs and proposed with speculation.
+  """
+  names = ("digests",) if config.prefix_cache else ()
+  names = (*names, "outputs", "proposed") if config.max_drafts else names
   unpacked = unpack(decision, decision_like(config))
-  new, finished = lifecycle.commit(unpack_state(state, config), unpacked, stopped, *digests)
+  new, finished = lifecycle.commit(
+    unpack_state(state, config), unpacked, stopped, **dict(zip(names, more, strict=bool(more)))
+  )
   return pack_state(new), finished
 
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping
 
 from jaxserve import cost
 from jaxserve.config import SchedulerConfig
-from jaxserve.sched import sglang_round
+from jaxserve.sched import drafts, sglang_round
 from jaxserve.sched.policy import Policy, Rule, alternate, chain, first_of
 from jaxserve.sched.rules import (
   admit,
@@ -18,14 +18,13 @@ from jaxserve.sched.rules import (
   decodes,
   fit_pages,
   prompts,
-  running,
   serve,
   stage_cap,
 )
 from jaxserve.sched.sglang import sglang
 from jaxserve.sched.shaping import hold_newcomers, keep_under_target, trim_to_bucket
 
-_VLLM_V1 = chain(cap_by_threshold(), serve(running), fit_pages(), admit())
+_VLLM_V1 = chain(cap_by_threshold(), drafts.serve_running(), fit_pages(), drafts.verify(), admit())
 _DECODES = chain(serve(decodes), fit_pages(evict_when_full=True))
 _DECODE_WAITS = frozenset({"decode_waits"})
 
@@ -57,7 +56,9 @@ POLICIES: Mapping[str, Policy] = {
     source="vLLM V1, Scheduler.schedule",
     words="serves who runs in order of arrival: streams go on, a prompt gets what they leave.",
     deviates="victims are chosen before anyone is served; under 'priority' one key orders service "
-    "and victims; reserve='growth' keeps room for prompts already admitted ('gate' is vLLM's rule)",
+    "and victims; reserve='growth' keeps room for prompts already admitted ('gate' is vLLM's "
+    "rule); drafts come after the token of every decode, and nobody is preempted for them",
+    drafts=True,
   ),
   "sarathi": Policy(
     rule=chain(_DECODES, serve(prompts), admit(pages="prompt")),
@@ -106,6 +107,7 @@ POLICIES: Mapping[str, Policy] = {
     source="jaxserve, engine buckets",
     words="does as vllm_v1, but cuts the newest chunks so that a step leaves no bucket half empty.",
     defaults=(("max_padding", 0.125),),
+    drafts=True,
   ),
   "prefill_first": Policy(
     rule=first_of(admit(pages="prompt", whole=True), _DECODES),

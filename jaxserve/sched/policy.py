@@ -48,6 +48,8 @@ class Draft:
   source: i32[Q], the request whose pages they are; Q: the pool's own.
   queue: i32[Q], the queue after this step, where the policy reorders it; None: as it was. Running
     requests must stand in front.
+  extra: i32[Q], draft tokens it could verify besides what it needs; see `sched.drafts`. None
+    without speculation.
   """
 
   request: jax.Array
@@ -67,6 +69,7 @@ class Draft:
   hits: jax.Array | None = None
   source: jax.Array | None = None
   queue: jax.Array | None = None
+  extra: jax.Array | None = None
 
   @property
   def decoding(self) -> jax.Array:
@@ -104,6 +107,7 @@ class Policy:
     source: the system or paper it comes from.
     words: what it does to requests, for somebody new to the matter; goes on from its name.
     deviates: where it differs from its source on purpose.
+    drafts: it can verify draft tokens, so config.max_drafts may be above 0.
     defaults: hyper-parameters, the initial `SchedulerParams.policy`; may be swept and vmapped.
     no_prefix_cache: why the policy cannot be used with `SchedulerConfig.prefix_cache`; "": it can.
     reserves_longest: every request holds the pages of the longest one there may be.
@@ -118,6 +122,7 @@ class Policy:
   source: str
   words: str = ""
   deviates: str = ""
+  drafts: bool = False
   defaults: tuple[tuple[str, float], ...] = ()
   no_prefix_cache: str = ""
   reserves_longest: bool = False
@@ -194,6 +199,14 @@ def begin(context: Context) -> Draft:
   idle = (known >= take(state.max_total)) | (
     take(state.await_host) & (take(state.num_in_flight) > 0)
   )
+  extra = None
+  if state.num_drafts is not None:
+    drafts, in_flight = take(state.num_drafts), take(state.num_in_flight)
+    # Drafts that nobody has verified yet, or that a newer output makes stale.
+    idle |= (drafts > 0) & (in_flight > 0)
+    decoding = running & ~idle & (known - computed == 1)
+    # The step yields one token more than it verifies.
+    extra = jnp.where(decoding, jnp.clip(drafts, 0, take(state.max_total) - known - 1), 0)
   nothing, nobody = jnp.zeros_like(request), jnp.zeros_like(running)
   return Draft(
     request=request,
@@ -212,6 +225,7 @@ def begin(context: Context) -> Draft:
     free=state.pool.num_free,
     hits=None if state.reuse is None else nothing,
     source=None if state.reuse is None else jnp.full_like(request, config.max_requests),
+    extra=extra,
   )
 
 

@@ -11,7 +11,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,10 @@ def cap_by_threshold() -> Rule:
     alone = jnp.sum(draft.running | draft.waiting, dtype=jnp.int32) == 1
     threshold = params.long_prefill_token_threshold
     capped = (threshold > 0) & (params.cap_when_alone | ~alone)
-    return replace(draft, need=jnp.where(capped, jnp.minimum(draft.need, threshold), draft.need))
+    need, extra = jnp.where(capped, jnp.minimum(draft.need, threshold), draft.need), draft.extra
+    if extra is not None:
+      extra = jnp.where(capped, jnp.minimum(extra, threshold - need), extra)
+    return replace(draft, need=need, extra=extra)
 
   return stateless(apply)
 
@@ -229,6 +232,6 @@ def ceil_div(a: jax.Array, b: jax.Array | int) -> jax.Array:
   return (a + (b - 1)) // b
 
 
-def replace(draft: Draft, **fields: jax.Array) -> Draft:
+def replace(draft: Draft, **fields: Any) -> Draft:
   """The draft with other fields."""
   return dataclasses.replace(draft, **fields)

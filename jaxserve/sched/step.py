@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxserve import cache
 from jaxserve.config import SchedulerConfig
-from jaxserve.sched import lifecycle, policies, reuse
+from jaxserve.sched import drafts, lifecycle, policies, reuse
 from jaxserve.sched.policy import Context, Draft, begin
 from jaxserve.types import Decision, PagePool, SchedulerParams, SchedulerState, Status
 
@@ -36,10 +36,10 @@ def schedule(
   state = reuse.publish(state)
   context = Context(state, params, config)
   grants, memory = policies.rule_of(config).apply(begin(context), state.policy, context)
-  tokens, pages, admitted, preempted, cached = _by_slot(grants, config)
+  tokens, pages, admitted, preempted, cached, verified = _by_slot(grants, config)
   start = jnp.where(preempted, 0, state.num_computed) + cached
   state = _preempt(state, preempted)
-  samples = (tokens > 0) & (start + tokens == state.num_known)
+  samples = (tokens > 0) & (start + tokens - verified == state.num_known)
   decision = Decision(
     order=_order(grants, config),
     num_scheduled=jnp.sum(tokens > 0, dtype=jnp.int32),
@@ -51,6 +51,7 @@ def schedule(
     preempted=preempted,
     samples=samples,
     arrival=state.arrival,
+    drafts=None if grants.extra is None else verified,
   )
   if state.reuse is None:
     state = _hand_out_pages(state, grants, config)
@@ -70,9 +71,9 @@ def schedule(
 
 
 def _by_slot(grants: Draft, config: SchedulerConfig) -> tuple[jax.Array, ...]:
-  """Tokens, pages, admitted, preempted, and tokens found in the prefix cache, each [Q].
+  """Tokens, pages, admitted, preempted, tokens found in the prefix cache, drafts; each [Q].
 
-  By request instead of by order of service.
+  By request instead of by order of service. The last two are 0, i32[], without what they count.
   """
   lane = jnp.arange(config.max_requests, dtype=jnp.int32)
   slot = jnp.where(grants.request < config.max_requests, grants.request, config.max_requests + lane)
@@ -82,10 +83,14 @@ def _by_slot(grants: Draft, config: SchedulerConfig) -> tuple[jax.Array, ...]:
   ]  # fmt: skip
   if grants.hits is not None:
     columns.append(jnp.where(grants.admitted & (grants.hits > 0), grants.computed, 0))
+  if grants.extra is not None:
+    columns.append(grants.extra)
   stacked = jnp.stack(columns, axis=-1)
   stacked = jnp.zeros_like(stacked).at[slot].set(stacked, mode="drop", unique_indices=True)
-  cached = jnp.zeros((), jnp.int32) if grants.hits is None else stacked[:, 4]
-  return stacked[:, 0], stacked[:, 1], stacked[:, 2] > 0, stacked[:, 3] > 0, cached
+  none = jnp.zeros((), jnp.int32)
+  cached = none if grants.hits is None else stacked[:, 4]
+  verified = none if grants.extra is None else stacked[:, -1]
+  return stacked[:, 0], stacked[:, 1], stacked[:, 2] > 0, stacked[:, 3] > 0, cached, verified
 
 
 def _order(grants: Draft, config: SchedulerConfig) -> jax.Array:
@@ -100,6 +105,7 @@ def _order(grants: Draft, config: SchedulerConfig) -> jax.Array:
 def _preempt(state: SchedulerState, preempted: jax.Array) -> SchedulerState:
   """Victims lose pages and progress, keep their outputs, and wait again at their place."""
   state = lifecycle.release_pages(state, preempted, last_first=True)
+  state = drafts.drop(state, preempted)
   return dataclasses.replace(
     state,
     status=jnp.where(preempted, int(Status.WAITING), state.status),
@@ -116,7 +122,9 @@ def _reuse_pages(
   before = state.pool.num_evicted
   state = _hand_out_pages(reuse.take_hits(state, grants), grants, config)
   state = reuse.share_pages(state, grants)
-  full = (decision.start + decision.tokens) // config.cache.page_size
+  # A draft may be wrong: what its page holds counts once the draft is accepted.
+  sure = decision.tokens if decision.drafts is None else decision.tokens - decision.drafts
+  full = (decision.start + sure) // config.cache.page_size
   full = jnp.where(decision.tokens > 0, full, state.reuse.num_full)
   state = dataclasses.replace(state, reuse=dataclasses.replace(state.reuse, num_full=full))
   evicted = state.pool.num_evicted - before

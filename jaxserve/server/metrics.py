@@ -3,6 +3,7 @@
 import prometheus_client as prometheus
 
 from jaxserve.engine import Engine
+from jaxserve.metrics import Acceptance
 from jaxserve.server.engine_thread import Report
 from jaxserve.server.generation import Choice
 
@@ -52,6 +53,17 @@ class Metrics:
       "step_scheduled_tokens", "Tokens computed by steps, padding among them.", "kind"
     )
     self._step = self._seconds("step_seconds", "Dispatch of a step to its outputs.", "bucket")
+    self._drafts = [
+      self._counter(f"spec_decode_num_{name}", text)
+      for name, text in (
+        ("drafts", "Times that drafts of a request were verified."),
+        ("draft_tokens", "Draft tokens verified."),
+        ("accepted_tokens", "Draft tokens that the model found right."),
+      )
+    ]
+    self._by_position = self._counter(
+      "spec_decode_num_accepted_tokens_per_pos", "The same by place in the draft.", "position"
+    )
     self._retraces = self._gauge("retraces", "Traces and compiles since start-up.")
     self._info(scheduler.cache.page_size)
 
@@ -74,8 +86,17 @@ class Metrics:
     self._iteration.observe(total)
     self._preemptions.inc(len(events.preempted))
     self._generated.inc(len(report.tokens))
+    if any(part.drafts for part in events.scheduled):
+      self._count_drafts(events.acceptance)
     step = self._step.labels(self._model, "0", str(events.bucket))
     step.observe(events.done_s - events.dispatched_s)
+
+  def _count_drafts(self, found: Acceptance) -> None:
+    numbers = found.drafts, found.draft_tokens, found.accepted_tokens
+    for counter, number in zip(self._drafts, numbers, strict=True):
+      counter.inc(number)
+    for place, number in enumerate(found.accepted_by_position):
+      self._by_position.labels(self._model, "0", str(place)).inc(number)
 
   def token(self, arrival_s: float, choice: Choice, now_s: float) -> None:
     """Counts a token of a request that is not in `choice.token_times_s` yet."""

@@ -43,6 +43,8 @@ class StepPlan:
     over num_splits consecutive items, with split = 0..num_splits - 1 and ranges in order that
     cover [0, position + 1) (see `sched.split_kv`); a chunk has one item a tile of queries, with
     kv_start 0, kv_end the position past its last query, split 0 and num_splits 1. Padding 0.
+  num_drafts: i32[R], how many of the row's tokens, the last ones, are drafts; each of them and the
+    token before them is a decode with items of its own. i32[0] where max_drafts is 0.
   """
 
   num_tokens: jax.Array
@@ -58,6 +60,7 @@ class StepPlan:
   slot_mapping: jax.Array
   num_work: jax.Array
   work: jax.Array
+  num_drafts: jax.Array
 
 
 def plan_field_shapes(shape: PlanShape) -> dict[str, tuple[int, ...]]:
@@ -77,6 +80,7 @@ def plan_field_shapes(shape: PlanShape) -> dict[str, tuple[int, ...]]:
     "slot_mapping": (tokens,),
     "num_work": (2,),
     "work": (shape.num_work_items, WORK_COLUMNS),
+    "num_drafts": (rows if shape.max_drafts else 0,),
   }
 
 

@@ -89,6 +89,12 @@ class StepOutput:
   top_ids: i32[B, K], the K most likely tokens; filled up from FEW_TOP on if no row wants more.
   top_logits: f32[B, K], their logits, falling; filled up with -inf.
   log_sum: f32[B], log of the sum of exp(logits): a logit minus it is a log-probability.
+
+  With speculation a row of the plan has as many of the B places as it has drafts, and one more:
+  counts: bool[B], the token is an output.
+  owner: i32[R'], request of each row with an output, else Q; R' = min(B, R).
+  ends: i32[R'], position behind its last output.
+  proposed: i32[R'], drafts that were written there.
   """
 
   tokens: jax.Array
@@ -96,3 +102,7 @@ class StepOutput:
   top_ids: jax.Array
   top_logits: jax.Array
   log_sum: jax.Array
+  counts: jax.Array | None = None
+  owner: jax.Array | None = None
+  ends: jax.Array | None = None
+  proposed: jax.Array | None = None

@@ -75,6 +75,9 @@ class SchedulerState:
   num_submitted: i32[], the next submit number.
   reuse: Reuse, None without `SchedulerConfig.prefix_cache`.
   policy: what the policy remembers from step to step, a pytree; empty for most.
+  num_drafts: i32[Q], draft tokens proposed behind the last known one, at positions num_known.. of
+    the token table. While an output is in flight they are those of the step in flight, or stale:
+    either way the request waits for it. None where config.max_drafts is 0.
   """
 
   queue: jax.Array
@@ -94,6 +97,7 @@ class SchedulerState:
   num_submitted: jax.Array
   policy: Any
   reuse: Reuse | None = None
+  num_drafts: jax.Array | None = None
 
 
 @pytree_dataclass
@@ -112,6 +116,8 @@ class Decision:
   arrival: i32[Q], submit numbers when the step was decided.
   cached: i32[Q], tokens of the admitted that were found in the prefix cache; None without one.
   evicted: i32[], pages whose content was lost in this step; None without a prefix cache.
+  drafts: i32[Q], how many of `tokens`, the last ones, are drafts to be verified. None where
+    config.max_drafts is 0.
   """
 
   order: jax.Array
@@ -126,3 +132,4 @@ class Decision:
   arrival: jax.Array
   cached: jax.Array | None = None
   evicted: jax.Array | None = None
+  drafts: jax.Array | None = None

@@ -1,5 +1,6 @@
 """A tiny engine, built once for a process, and a plain forward pass to hold against it."""
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -7,7 +8,8 @@ import numpy as np
 
 from jaxserve import sched
 from jaxserve.config import CacheConfig, ModelConfig, SchedulerConfig
-from jaxserve.engine import Engine, EngineConfig
+from jaxserve.engine import Engine, EngineConfig, drafting
+from jaxserve.engine.speculation import Speculate
 from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama
 from tests.testing import caches
@@ -20,13 +22,34 @@ SCHEDULER = SchedulerConfig(
   cache=CacheConfig(num_pages=23, page_size=5),
   max_num_seqs=5, max_requests=7, max_budget=61, max_model_len=61,
 )  # fmt: skip
+# All layers of MODEL but the last.
+DRAFT_MODEL = dataclasses.replace(MODEL, num_layers=2)
 # A token that the random model says early, so that stopping can be tested.
 EOS = 17
 
 
 @functools.cache
-def weights(seed: int = 0):
-  return llama.random_params(MODEL, seed)
+def weights(seed: int = 0, attention: float = 1.0, last: float = 1.0):
+  """Random weights, with some of them made smaller.
+
+  Args:
+    seed: of all.
+    attention: with less of it the last token says most of the next, so a text soon goes round.
+    last: with less of the last layer, a model that lacks it says much the same.
+  """
+
+  def scale(name):
+    of_last = name.startswith(f"layers.{MODEL.num_layers - 1}.")
+    attends, writes = name.endswith(".o"), name.endswith((".o", ".down"))
+    return np.float32((attention if attends else 1) * (last if of_last and writes else 1))
+
+  return {name: value * scale(name) for name, value in llama.random_params(MODEL, seed).items()}
+
+
+def draft_weights(attention: float):
+  last = f"layers.{DRAFT_MODEL.num_layers}."
+  params = weights(attention=attention, last=0.1)
+  return {name: value for name, value in params.items() if not name.startswith(last)}
 
 
 @functools.cache
@@ -40,14 +63,33 @@ def shared_store() -> ExecutableStore:
   return ExecutableStore(caches.cache_dir() / "executables")
 
 
-def build_engine(store: ExecutableStore | None = None, **overrides) -> Engine:
-  """An engine of the test's own."""
+def build_engine(
+  store: ExecutableStore | None = None, params: dict | None = None,
+  draft: drafting.Weights | None = None, **overrides,
+) -> Engine:  # fmt: skip
+  """An engine of the test's own; with other weights on request."""
   fields = dict(
     model=MODEL, scheduler=SCHEDULER, dtype="float32", token_buckets=(2, 8, 24, 61),
     query_tile=16,
   )  # fmt: skip
-  graphdef, leaves = llama.load(MODEL, weights(), jnp.dtype("float32"))
-  return Engine.build(EngineConfig(**(fields | overrides)), graphdef, leaves, store=store)
+  graphdef, leaves = llama.load(MODEL, params or weights(), jnp.dtype("float32"))
+  config = EngineConfig(**(fields | overrides))
+  return Engine.build(config, graphdef, leaves, store=store, draft=draft)
+
+
+@functools.cache
+def pair(kind: str, attention: float = 1.0, policy: str = "vllm_v1") -> tuple[Engine, Engine]:
+  """An engine without drafts and one with, of the same weights and as few executables as go."""
+  params = weights(attention=attention, last=0.1 if kind == "draft" else 1.0)
+  fields = dict(token_buckets=(8, 61), params=params)
+  plain = build_engine(shared_store(), **fields)
+  fields |= dict(scheduler=dataclasses.replace(SCHEDULER, max_drafts=3, policy=policy))
+  if kind == "ngram":
+    fields |= dict(speculate=Speculate(kind="ngram", k=3, shortest=1))
+    return plain, build_engine(shared_store(), **fields)
+  draft = drafting.Weights(*llama.load(DRAFT_MODEL, draft_weights(attention), jnp.dtype("float32")))
+  fields |= dict(speculate=Speculate(kind="draft", k=3, model="tiny"), draft_model=DRAFT_MODEL)
+  return plain, build_engine(shared_store(), draft=draft, **fields)
 
 
 def idle_engine(budget: int = 61, **params) -> Engine:
