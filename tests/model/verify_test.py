@@ -97,6 +97,9 @@ def test_outputs_have_the_distribution_of_sampling_without_drafts():
     min_p=jnp.zeros(2 * count),
     seed=jnp.repeat(jnp.arange(count, dtype=jnp.uint32), 2),
     position=jnp.asarray(11 + place),
+    num_top=jnp.zeros(2 * count, jnp.int32),
+    request=jnp.zeros(2 * count, jnp.int32),
+    edited=jnp.zeros(2 * count, bool),
   )
   tokens = np.asarray(jax.jit(sampling.sample)(jnp.asarray(logits[place]), options).tokens)
   drafts = np.full(2 * count, draft, np.int32)
