@@ -88,7 +88,7 @@ class Decoder:
   def seconds(self) -> float:
     """Of one step."""
     begin = time.perf_counter()
-    hidden, self._kv, _ = self._forward(self._leaves, self._kv, self._table, self._plan)
+    hidden, self._kv, *_ = self._forward(self._leaves, self._kv, self._table, self._plan)
     jax.block_until_ready(hidden)
     return time.perf_counter() - begin
 

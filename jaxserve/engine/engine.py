@@ -14,16 +14,15 @@ from jaxserve.engine import (
   attention,
   clock,
   compiler,
-  constraints,
   devices,
   drafting,
   programs,
-  prompt_scores,
 )
 from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.drafting import DraftModel
 from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
 from jaxserve.engine.in_flight import InFlight, scheduled_parts
+from jaxserve.engine.model_runner import ModelRunner
 from jaxserve.engine.prefix import NO_SALT, PageDigests, PrefixStats
 from jaxserve.engine.request import (
   Completion,
@@ -37,11 +36,11 @@ from jaxserve.engine.request import (
   check_token_ids,
   completion,
 )
-from jaxserve.engine.sampling_row import MAX_SEED, sampling_row
+from jaxserve.engine.sampling_row import MAX_SEED
 from jaxserve.engine.store import ExecutableStore
 from jaxserve.pytree import unpack
 from jaxserve.sched import packing
-from jaxserve.types import SchedulerParams, StepOutput, cut_plan
+from jaxserve.types import SchedulerParams, cut_plan
 
 
 class QueueFullError(RuntimeError):
@@ -66,10 +65,9 @@ class Engine:
     self.prefix_stats = PrefixStats()
     self.listener: Listener | None = None  # told of everything that happens
     self.guard = CompileGuard()
-    self._leaves, self._table, self._devices = leaves, table, where
+    self._table, self._devices = table, where
     self._rng = np.random.default_rng(seed)
-    self._model = programs.empty_model_state(config, where.model.platform)
-    self._draft = draft
+    self._runner = ModelRunner(config, leaves, table, where.model, draft)
     self._empty_states = {
       shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
       for shapes in config.schedulers
@@ -139,7 +137,7 @@ class Engine:
   @property
   def kv_bytes(self) -> int:
     """Size of the KV pool, that of a draft model left out."""
-    return sum(x.nbytes for x in jax.tree.leaves(self._model.kv))
+    return self._runner.kv_bytes
 
   @property
   def compile_reports(self) -> tuple[CompileReport, ...]:
@@ -277,7 +275,7 @@ class Engine:
     if sampling.seed is None:
       sampling = dataclasses.replace(sampling, seed=int(self._rng.integers(MAX_SEED)))
     request = self._remember(slot, prompt, sampling, constraint, chain)
-    self._upload(request)
+    self._runner.upload(request)
     if self.listener:
       self.listener.on_submit(request.id, request.prompt, sampling, priority)
     return request.id
@@ -351,28 +349,15 @@ class Engine:
     largest = buckets[-1] if most_tokens is None else bucket_for(most_tokens, buckets)
     self._state, empty = self._table["schedule", self.policy](self._state, self._placed_params)
     for bucket in (b for b in buckets if b <= largest):
-      self._run_model(self._plan(empty, bucket), bucket, 0, any_samples=False)
+      self._runner.run(self._plan(empty, bucket), bucket, 0, any_samples=False)
     for rows in self.config.rows:
       plan = self._plan(empty, buckets[0])
-      self._run_model(plan, buckets[0], rows, any_samples=True)
-    jax.block_until_ready((self._model.kv, self._model.token_table))
+      self._runner.run(plan, buckets[0], rows, any_samples=True)
+    self._runner.wait()
 
   def close(self) -> None:
     """Stops counting compiles. The engine must not be used afterwards."""
     self.guard.stop()
-
-  def _upload(self, request: Request) -> None:
-    prompt = request.prompt
-    tokens = np.zeros(self.config.scheduler.max_model_len, np.int32)
-    tokens[: len(prompt)] = prompt
-    row = sampling_row(
-      request.sampling, self.config.model.vocab_size, len(prompt), sorted(request.stop_ids),
-      request.constraint is not None,
-    )  # fmt: skip
-    model = self._model
-    model.token_table, model.sampling = self._table["upload",](
-      model.token_table, model.sampling, np.int32(request.slot), tokens, row
-    )
 
   def _remember(
     self, slot: int, prompt: Sequence[int], sampling: SamplingParams,
@@ -411,19 +396,10 @@ class Engine:
     parts = scheduled_parts(decision, requests)
     evicted = 0 if decision.evicted is None else int(decision.evicted)
     self.prefix_stats = self.prefix_stats.plus(parts, evicted)
+    small = self._plan(packed, self.config.buckets[0]) if self.config.draft_model else None
     rows = tuple(zip(requests, parts, strict=True))
-    self._model.sampling = constraints.apply(
-      self._table, self._model.sampling, rows, self.config.scheduler.max_num_seqs
-    )
     dispatched_s = clock.now()
-    places = num_rows if decision.drafts is None else num_rows + int(decision.drafts.sum())
-    done, output, hidden = self._run_model(plan, bucket, places, bool(decision.samples.any()))
-    if self._draft:
-      small = self._plan(packed, self.config.buckets[0])
-      output = self._draft.after(bucket, plan, small, self._model, output)
-    scores = prompt_scores.dispatch(
-      self._table, self._leaves, hidden, bucket, rows, self._devices.model
-    )
+    done, output, scores = self._runner.dispatch(plan, small, bucket, rows)
     self._in_flight.append(
       InFlight(
         step=self._num_steps,
@@ -450,24 +426,6 @@ class Engine:
     packed = np.asarray(self._table["lay_out", tokens, self.policy](self._state, decision))
     shapes = self.config.plan_shape(tokens), self.config.plan_shape(bucket)
     return jax.device_put(cut_plan(packed, *shapes), self._devices.model)
-
-  def _run_model(
-    self, plan: jax.Array, bucket: int, num_rows: int, any_samples: bool
-  ) -> tuple[jax.Array, StepOutput | None, jax.Array]:
-    """Dispatches the model; returns at once, with arrays that are still being computed."""
-    model = self._model
-    hidden, model.kv, row_fields, every = self._table["forward", bucket](
-      self._leaves, model.kv, model.token_table, plan
-    )
-    if not any_samples:
-      return row_fields, None, every
-    rows = bucket_for(num_rows, self.config.rows)
-    model.token_table, output = self._table["sample", rows](
-      self._leaves, hidden, model.token_table, model.sampling, row_fields
-    )
-    for array in jax.tree.leaves(output):
-      array.copy_to_host_async()
-    return row_fields, output, every
 
   def _collect(self) -> StepEvents:
     """Waits for the oldest step in flight, reads its outputs and commits it."""

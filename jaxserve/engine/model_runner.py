@@ -1,0 +1,113 @@
+"""The model's device: weights, what lives there between steps, and the programs that use it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxserve.engine import constraints, programs, prompt_scores
+from jaxserve.engine.config import EngineConfig, bucket_for
+from jaxserve.engine.drafting import DraftModel
+from jaxserve.engine.executables import ExecutableTable
+from jaxserve.engine.request import Request, Scheduled
+from jaxserve.engine.sampling_row import sampling_row
+from jaxserve.types import StepOutput
+
+
+class Dispatched(NamedTuple):
+  """What a step will have computed; every array may still be on its way.
+
+  Attributes:
+    done: ready when the forward pass is.
+    output: None where no row samples.
+    scores: of prompt tokens.
+  """
+
+  done: jax.Array
+  output: StepOutput | None
+  scores: tuple[prompt_scores.Part, ...]
+
+
+class ModelRunner:
+  """Runs plans; every call returns at once."""
+
+  def __init__(
+    self,
+    config: EngineConfig,
+    leaves: tuple[jax.Array, ...],
+    table: ExecutableTable,
+    device: jax.Device,
+    draft: DraftModel | None,
+  ):
+    self._config, self._leaves, self._table, self._device = config, leaves, table, device
+    self._draft = draft
+    self._state = programs.empty_model_state(config, device.platform)
+
+  @property
+  def kv_bytes(self) -> int:
+    """Size of the KV pool, that of a draft model left out."""
+    return sum(x.nbytes for x in jax.tree.leaves(self._state.kv))
+
+  def upload(self, request: Request) -> None:
+    """Writes the prompt and the options of a request at its slot."""
+    prompt = request.prompt
+    tokens = np.zeros(self._config.scheduler.max_model_len, np.int32)
+    tokens[: len(prompt)] = prompt
+    row = sampling_row(
+      request.sampling, self._config.model.vocab_size, len(prompt), sorted(request.stop_ids),
+      request.constraint is not None,
+    )  # fmt: skip
+    state = self._state
+    state.token_table, state.sampling = self._table["upload",](
+      state.token_table, state.sampling, np.int32(request.slot), tokens, row
+    )
+
+  def dispatch(
+    self,
+    plan: jax.Array,
+    small_plan: jax.Array | None,
+    bucket: int,
+    rows: Sequence[tuple[Request, Scheduled]],
+  ) -> Dispatched:
+    """Runs a plan, and after it whatever its requests ask for besides.
+
+    Args:
+      plan: packed, of the bucket.
+      small_plan: the same in the shape of the smallest bucket, for a draft model; else None.
+      bucket: T.
+      rows: of the plan, in order.
+    """
+    self._state.sampling = constraints.apply(
+      self._table, self._state.sampling, rows, self._config.scheduler.max_num_seqs
+    )
+    places = sum(1 + part.drafts for _, part in rows)
+    samples = any(part.samples for _, part in rows)
+    done, output, hidden = self.run(plan, bucket, places, samples)
+    if self._draft:
+      assert small_plan is not None
+      output = self._draft.after(bucket, plan, small_plan, self._state, output)
+    scores = prompt_scores.dispatch(self._table, self._leaves, hidden, bucket, rows, self._device)
+    return Dispatched(done, output, scores)
+
+  def run(
+    self, plan: jax.Array, bucket: int, num_places: int, any_samples: bool
+  ) -> tuple[jax.Array, StepOutput | None, jax.Array]:
+    """Forward pass and head: (ready when the former is, output, hidden states of all tokens)."""
+    state = self._state
+    hidden, state.kv, row_fields, every = self._table["forward", bucket](
+      self._leaves, state.kv, state.token_table, plan
+    )
+    if not any_samples:
+      return row_fields, None, every
+    rows = bucket_for(num_places, self._config.rows)
+    state.token_table, output = self._table["sample", rows](
+      self._leaves, hidden, state.token_table, state.sampling, row_fields
+    )
+    for array in jax.tree.leaves(output):
+      array.copy_to_host_async()
+    return row_fields, output, every
+
+  def wait(self) -> None:
+    """Blocks until everything dispatched so far is done."""
+    jax.block_until_ready((self._state.kv, self._state.token_table))
