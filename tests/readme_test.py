@@ -9,6 +9,8 @@ import pytest
 
 from tests.testing.caches import cache_dir
 
+pytestmark = pytest.mark.one_leg
+
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 

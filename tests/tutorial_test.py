@@ -5,7 +5,11 @@ import io
 import pathlib
 import re
 
+import pytest
+
 from tests.testing.engines import shared_store
+
+pytestmark = pytest.mark.one_leg
 
 TUTORIAL = (pathlib.Path(__file__).parent.parent / "docs" / "tutorial.md").read_text("utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", TUTORIAL, flags=re.DOTALL)

@@ -8,6 +8,8 @@ import pytest
 
 from tests.replay import recorded
 
+pytestmark = pytest.mark.one_leg
+
 
 def plans(*arguments):
   command = [sys.executable, "-m", "experiments.plans", *map(str, arguments)]

@@ -4,9 +4,13 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from experiments.simulate import table
 from jaxserve.engine import profiles
 from tests.cost_profile_test import PROFILE
+
+pytestmark = pytest.mark.one_leg
 
 
 def simulate(*arguments):

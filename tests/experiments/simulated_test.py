@@ -32,6 +32,8 @@ from experiments.when_it_does_not_help import run as helps_run
 from jaxserve import sim
 from tests.experiments.report_test import Reader
 
+pytestmark = pytest.mark.one_leg
+
 SMALL = served.Server(seats=16, length=16_384, kv_tokens=120_000)
 
 

@@ -13,6 +13,8 @@ from experiments.vllm_4090 import config, plot, profile, run
 from tests.experiments.simulated_test import check_page
 from tests.sim.load_test import load
 
+pytestmark = pytest.mark.one_leg
+
 CHUNK, PREFIX, DECODES, CONTEXT = (0, 16, 64), (0, 32, 256), (0, 1, 4), (0, 16, 128)
 
 

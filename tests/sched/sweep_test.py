@@ -7,11 +7,14 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from jaxserve import sched
 from jaxserve.config import CacheConfig, SchedulerConfig
 from jaxserve.types import Status
+
+pytestmark = pytest.mark.one_leg
 
 BUDGETS, STEPS, ROWS = 64, 1000, 64
 CONFIG = SchedulerConfig(
