@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from experiments.load import measure
+from experiments.load_times import measure
 from jaxserve.model import native, source
 
 # 84 million parameters, no array more than a tenth of them.

@@ -115,7 +115,7 @@ def _memory(field: str) -> int:
 def load(model: str, dtype: str = "bfloat16") -> Load:
   """Loads the model in a process of its own."""
   code = (
-    "import dataclasses, json, sys; from experiments.load import measure; "
+    "import dataclasses, json, sys; from experiments.load_times import measure; "
     "print(json.dumps(dataclasses.asdict(measure.load_here(*sys.argv[1:]))))"
   )
   done = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from experiments.load import measure
+from experiments.load_times import measure
 from jaxserve.model import source
 
 _MODEL = flags.DEFINE_string(
