@@ -65,7 +65,9 @@ class TestBpe:
   )
   def test_what_would_differ_is_refused(self, tmp_path, options):
     train(tmp_path / "tokenizer.model", **options)
-    with pytest.raises(ValueError, match=r"tokenizer\.model is not a BPE model, or normalizes"):
+    with pytest.raises(
+      ValueError, match=r"tokenizer\.model: it .*BPE model.*tokenizer\.json instead"
+    ):
       tokenizer_json(tmp_path / "tokenizer.model")
 
   def test_no_model_at_all(self, tmp_path):
