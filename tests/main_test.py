@@ -97,6 +97,15 @@ def test_a_truncated_gguf_exits_with_2(tmp_path):
   assert done.returncode == 2 and "broken.gguf" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_convert_and_what_it_says_the_second_time(tmp_path):
+  done = jaxserve("--mode=convert", "--model=random", f"--out={tmp_path / 'm'}")
+  assert done.returncode == 0, done.stderr
+  document = json.loads(done.stdout.splitlines()[-1])
+  assert document["model"] == "random" and document["out"] == str(tmp_path / "m")
+  again = jaxserve("--mode=convert", "--model=random", f"--out={tmp_path / 'm'}")
+  assert again.returncode == 2 and "delete it to convert again" in again.stderr
+
+
 RUN_KEYS = {
   "name", "policy", "budget", "chunked_prefill", "steps", "p50_itl_ms", "p99_itl_ms", "max_itl_ms",
   "p50_ttft_ms", "p99_ttft_ms", "long_prompt_ttft_ms", "longest_stall_ms", "output_throughput",

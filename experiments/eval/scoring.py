@@ -16,6 +16,7 @@ from jaxserve.model import dots, kv_cache, llama, step
 from jaxserve.model.checkpoint import Checkpoint
 from jaxserve.model.quantize import Quantize
 from jaxserve.types import pack_plan
+from pallas_kernels.ragged_paged_attention import Implementation
 
 # Openings of four works in the public domain.
 TEXT = Path(__file__).parent / "text.txt"
@@ -50,6 +51,7 @@ class Scorer:
     quantize: Quantize = "none",
     context: int = 1024,
     chunk: int = 256,
+    attention: Implementation = "xla",
   ):
     if not 2 <= context <= checkpoint.config.max_position:
       raise ValueError(
@@ -64,7 +66,7 @@ class Scorer:
     self._forward = jax.jit(
       functools.partial(
         step.forward, graphdef=self.weights[0], config=config, shape=self._shape,
-        dtype=jnp.dtype(dtype), unroll=platform == "gpu",
+        dtype=jnp.dtype(dtype), attention=attention, unroll=platform == "gpu",
       ),
       donate_argnums=1,
       compiler_options=step.compiler_options(platform),

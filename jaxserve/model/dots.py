@@ -45,7 +45,8 @@ def linear(x: jax.Array, weight: Weight) -> jax.Array:
   Returns:
     f32[T, out].
   """
-  return _leave(_product(_enter(x, weight), weight), x.shape[0], weight)
+  operand = _enter(x, weight)
+  return _leave(_product(operand, weight), operand, x.shape[0])
 
 
 def layer_linear(x: jax.Array, weights: Sequence[Weight], layer: jax.Array | int) -> jax.Array:
@@ -54,7 +55,12 @@ def layer_linear(x: jax.Array, weights: Sequence[Weight], layer: jax.Array | int
     return linear(x, weights[layer])
   operand = _enter(x, weights[0])
   branches = [lambda operand, w=w: _product(operand, w) for w in weights]
-  return _leave(lax.switch(layer, branches, operand), x.shape[0], weights[0])
+  return _leave(lax.switch(layer, branches, operand), operand, x.shape[0])
+
+
+def _in_digits(weight: Weight) -> bool:
+  """Whether the weight is multiplied as int8. Compilers for GPUs convert it inside the product."""
+  return isinstance(weight, Int8) and jax.default_backend() == "cpu"
 
 
 def _enter(x: jax.Array, weight: Weight) -> Any:
@@ -62,28 +68,34 @@ def _enter(x: jax.Array, weight: Weight) -> Any:
 
   For floats [max(T, 2), in] in the weight's dtype; for int8 on a CPU their digits, see `_digits`.
   """
-  if isinstance(weight, Int8):
+  if _in_digits(weight):
     return _barrier(_digits(x))
   if x.shape[0] == 1:
     x = jnp.concatenate([x, x])
-  return _barrier(x.astype(jnp.bfloat16 if isinstance(weight, Int4) else weight.dtype))
+  return _barrier(x.astype(weight.dtype if isinstance(weight, jax.Array) else jnp.bfloat16))
 
 
-def _product(operand: Any, weight: Weight) -> jax.Array:
-  """f32[out, T] for few rows, f32[T, out] for many; of int8 always the latter."""
-  if isinstance(weight, Int8):
-    digits, scale = operand
-    return _int8_product(digits, scale, weight)
-  matrix = (
-    _barrier(dequantized(weight).astype(jnp.bfloat16)) if isinstance(weight, Int4) else weight
-  )
+def _product(operand: Any, weight: Weight) -> Any:
+  """f32[out, T] for few rows, f32[T, out] for many.
+
+  For int8 on a CPU the int32 sums of the digits, i32[2T, out], and the scale of the outputs: what
+  follows from these is the same for all layers, so `_leave` does it.
+  """
+  if isinstance(weight, Int8) and _in_digits(weight):
+    return _int8_product(operand[0], weight), weight.scale
+  matrix = weight if isinstance(weight, jax.Array) else dequantized(weight).astype(jnp.bfloat16)
+  matrix = _barrier(matrix) if isinstance(weight, Int4) else matrix
   left, right = (operand, matrix) if operand.shape[0] >= MANY_ROWS else (matrix, operand)
   return _barrier(_dot(left, right, jnp.float32))
 
 
-def _leave(product: jax.Array, rows: int, weight: Weight) -> jax.Array:
-  as_is = rows >= MANY_ROWS or isinstance(weight, Int8)
-  return product if as_is else product.T[:rows]
+def _leave(product: Any, operand: Any, rows: int) -> jax.Array:
+  """f32[rows, out]."""
+  if not isinstance(product, tuple):
+    return product if rows >= MANY_ROWS else product.T[:rows]
+  sums, out_scale = product
+  high, low = jnp.split(sums.astype(jnp.float32), 2)
+  return (high * 128 + low) * operand[1] * out_scale[None]
 
 
 def _dot(left: jax.Array, right: jax.Array, out: type) -> jax.Array:
@@ -102,11 +114,8 @@ def _digits(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.concatenate([high, whole - 128 * high]).astype(jnp.int8), scale
 
 
-def _int8_product(digits: jax.Array, scale: jax.Array, weight: Int8) -> jax.Array:
-  """f32[T, out]."""
-  if scale.shape[0] <= _FEW_ROWS_INT8:
-    sums = _barrier(_dot(digits, weight.values, jnp.int32))
-  else:
-    sums = _barrier(_dot(weight.values, digits, jnp.int32)).T
-  high, low = jnp.split(sums.astype(jnp.float32), 2)
-  return (high * 128 + low) * scale * weight.scale[None]
+def _int8_product(digits: jax.Array, weight: Int8) -> jax.Array:
+  """i32[2T, out]."""
+  if digits.shape[0] <= 2 * _FEW_ROWS_INT8:
+    return _barrier(_dot(digits, weight.values, jnp.int32))
+  return _barrier(_dot(weight.values, digits, jnp.int32)).T

@@ -49,6 +49,7 @@ class Quantized(nnx.Module):
 
   values: nnx.Param
   scale: nnx.Param
+  low: nnx.Param  # Only of 4 bits.
 
   def __init__(self, shape: tuple[int, int], kind: Quantize) -> None:
     for name, part in quantize_lib.part_shapes(kind, shape).items():
@@ -101,8 +102,9 @@ def _weight(param: nnx.Param | Quantized) -> Weight:
   if not isinstance(param, Quantized):
     return param[...]
   values, scale = param.values[...], param.scale[...]
-  is_int8 = values.dtype == jnp.int8
-  return Int8(values=values, scale=scale) if is_int8 else Int4(values=values, scale=scale)
+  if not hasattr(param, "low"):
+    return Int8(values=values, scale=scale)
+  return Int4(values=values, scale=scale, low=param.low[...])
 
 
 def _kind_of(name: str, kind: Quantize) -> Quantize:

@@ -1,7 +1,7 @@
 """Matrices in 8 or 4 bits: how they are made of floats, on the host, and what they are on a device.
 
-Only weights are quantized. int8 has one scale for each output channel; int4 one for each group of
-inputs, two numbers to a byte. `dots` knows how to multiply with either.
+Only weights are quantized. int8 has one scale for each output channel; int4 a scale and a smallest
+value for each group of inputs, and two numbers to a byte. `dots` knows how to multiply with either.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from jaxserve.pytree import pytree_dataclass
 Quantize = Literal["none", "int8", "int4"]
 QUANTIZATIONS: tuple[Quantize, ...] = ("none", "int8", "int4")
 
-_INT8_MAX, _INT4_MIN, _INT4_MAX = 127, -8, 7
+_INT8_MAX, _INT4_MAX = 127, 15
 _GROUP = 32  # Inputs that share a scale of int4, or the largest power of two below that divides.
 
 
@@ -37,11 +37,13 @@ class Int4:
   """A matrix in 4 bits.
 
   values: u8[out, in / 2]; input i in the low half of byte i, input in / 2 + i in the high one.
-  scale: f32[out, in / group].
+  scale: f16[out, in / group]; what values, 0 to 15, are multiplied with.
+  low: f16[out, in / group]; what is added then.
   """
 
   values: jax.Array
   scale: jax.Array
+  low: jax.Array
 
   @property
   def group(self) -> int:
@@ -70,7 +72,8 @@ def part_shapes(quantize: Quantize, shape: tuple[int, int]) -> dict[str, jax.Sha
     raise ValueError(f"quantize='int4': a matrix with {inputs} inputs cannot be; use 'int8'")
   else:
     groups = inputs // group_size(inputs)
-    parts = {"values": ((rows, inputs // 2), jnp.uint8), "scale": ((rows, groups), jnp.float32)}
+    group = ((rows, groups), jnp.float16)
+    parts = {"values": ((rows, inputs // 2), jnp.uint8), "scale": group, "low": group}
   return {name: jax.ShapeDtypeStruct(*part) for name, part in parts.items()}
 
 
@@ -88,16 +91,16 @@ def quantize_int8(weight: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def quantize_int4(weight: np.ndarray) -> dict[str, np.ndarray]:
-  """f32[out, in] -> the parts of an `Int4`; the entry of a group that is largest becomes -8."""
+  """f32[out, in] -> the parts of an `Int4`: each group's range in 15 steps."""
   weight = np.asarray(weight, np.float32)
   rows, inputs = weight.shape
   groups = weight.reshape(rows, -1, group_size(inputs))
-  largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=2)[..., None], axis=2)
-  scale = largest / _INT4_MIN
-  values = np.clip(_divide(groups, scale), _INT4_MIN, _INT4_MAX).astype(np.int8)
-  low, high = np.split(values.reshape(rows, inputs).view(np.uint8), 2, axis=1)
-  packed = (low & 15) | (high << 4)
-  return {"values": packed, "scale": scale[..., 0].astype(np.float32)}
+  low = groups.min(axis=2).astype(np.float16)
+  scale = ((groups.max(axis=2) - low) / _INT4_MAX).astype(np.float16)
+  whole = _divide(groups - low[..., None].astype(np.float32), scale[..., None].astype(np.float32))
+  values = np.clip(whole, 0, _INT4_MAX).astype(np.uint8).reshape(rows, inputs)
+  first, second = np.split(values, 2, axis=1)
+  return {"values": first | (second << 4), "scale": scale, "low": low}
 
 
 QUANTIZERS: Mapping[str, Callable[[np.ndarray], dict[str, np.ndarray]]] = {
@@ -110,7 +113,7 @@ def dequantized(weight: Int8 | Int4) -> jax.Array:
   """f32[out, in]."""
   if isinstance(weight, Int8):
     return weight.values.astype(jnp.float32) * weight.scale[:, None]
-  signed = weight.values.astype(jnp.int8)
-  nibbles = jnp.concatenate([(signed << 4) >> 4, signed >> 4], axis=1)
+  nibbles = jnp.concatenate([weight.values & 15, weight.values >> 4], axis=1)
   groups = nibbles.astype(jnp.float32).reshape(*weight.scale.shape, weight.group)
-  return (groups * weight.scale[..., None]).reshape(nibbles.shape)
+  scale, low = (part.astype(jnp.float32)[..., None] for part in (weight.scale, weight.low))
+  return (groups * scale + low).reshape(nibbles.shape)

@@ -51,6 +51,8 @@ def _build(sp: Any) -> Any:
     i for i in range(len(pieces)) if not (sp.is_control(i) or sp.is_unknown(i) or sp.is_byte(i))
   ]
   scores = {pieces[i]: sp.get_score(i) for i in plain}
+  if any(score != int(score) for score in scores.values()):  # Of BPE it is a rank.
+    raise ValueError("it is not a BPE model: its scores are probabilities")
   has_bytes = any(sp.is_byte(i) for i in range(len(pieces)))
   tokenizer = Tokenizer(
     models.BPE(
@@ -100,5 +102,5 @@ def tokenizer_json(path: Path) -> str:
   except Exception as error:  # `tokenizers` raises plain Exception.
     raise ValueError(f"{path}: {error}; {_REMEDY}") from None
   if not same:
-    raise ValueError(f"{path} is not a BPE model, or normalizes its text; {_REMEDY}")
+    raise ValueError(f"{path}: it normalizes its text, or is not a BPE model; {_REMEDY}")
   return tokenizer.to_str()

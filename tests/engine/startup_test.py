@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxserve.engine import compiler, defaults, devices, programs, startup
+from jaxserve.engine import SamplingParams, compiler, defaults, devices, programs, startup
 from jaxserve.engine.config import EngineConfig
 from jaxserve.model import llama
 from tests.testing.caches import cache_dir
@@ -89,6 +89,18 @@ def test_start_up_says_what_it_did():
   for words in ("Model random", "KV pool: 320 tokens in 5 pages of 64", "Buckets: 1, 2, 4, 8, 16",
                 "executables in", "forward 16", "in place"):  # fmt: skip
     assert words in lines
+  started.engine.close()
+
+
+def test_quantized_weights_are_served():
+  small = dict(kv_cache_tokens=320, budget=2, max_num_seqs=2)
+  started = startup.start(options(quantize="int8", **small))
+  model = started.checkpoint.config
+  matrices = model.num_params - 2 * model.vocab_size * model.hidden_size
+  assert started.weight_bytes < 1.1 * (matrices + 3 * model.vocab_size * model.hidden_size)
+  assert "MB of int8 weights" in startup.summary(started)[0]
+  (done,) = started.engine.generate([[72, 105]], SamplingParams(max_tokens=5))
+  assert len(done.tokens) == 5 and started.engine.retraces == 0
   started.engine.close()
 
 

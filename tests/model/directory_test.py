@@ -15,6 +15,8 @@ from experiments.parity_goldens.reference import hf_config, hf_tensors
 from jaxserve.model import hf_directory, llama, shards
 from tests.testing.gguf_files import CONFIG
 
+pytestmark = pytest.mark.one_leg
+
 INDEX = "model.safetensors.index.json"
 
 

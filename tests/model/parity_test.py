@@ -125,6 +125,7 @@ def golden(request):
   return Golden(request.param)
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize("golden", FAMILIES, indirect=True)
 class TestGolden:
   def test_a_prompt_has_the_logits_and_the_continuation_of_transformers(self, golden):
