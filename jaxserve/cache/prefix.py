@@ -147,9 +147,7 @@ def allocate(pool: PrefixPool, count: jax.Array, size: int) -> tuple[PrefixPool,
   ), ids
 
 
-def publish(
-  pool: PrefixPool, ids: jax.Array, digests: jax.Array, count: jax.Array
-) -> PrefixPool:
+def publish(pool: PrefixPool, ids: jax.Array, digests: jax.Array, count: jax.Array) -> PrefixPool:
   """Gives held pages without content their digests; of equal digests the last one stays.
 
   A page whose set of the index is full stays unknown: its content cannot be hit.

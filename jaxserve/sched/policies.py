@@ -78,7 +78,12 @@ POLICIES: Mapping[str, Policy] = {
   ),
   "slo_aware": Policy(
     rule=chain(
-      cap_by_threshold(), serve(decodes), keep_under_target(), serve(prompts), fit_pages(), admit(),
+      cap_by_threshold(),
+      serve(decodes),
+      keep_under_target(),
+      serve(prompts),
+      fit_pages(),
+      admit(),
       hold_newcomers(),
     ),
     formula="every decode, then prompts in order as vllm_v1, while max(token_ms n, weights_ms) + "

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxserve import cache, sched
@@ -150,7 +149,7 @@ def prefix_life(rng, config, params, steps, most_prompt=28, most_outputs=8):
     for _ in range(rng.poisson(0.5)):
       tokens = family_prompt(rng, most_prompt)
       if told and rng.random() < 0.3:
-        tokens = list(told[rng.integers(0, len(told))])[: most_prompt]
+        tokens = list(told[rng.integers(0, len(told))])[:most_prompt]
       priority = int(rng.integers(0, 3)) if config.ordering == "priority" else 0
       total = min(len(tokens) + int(rng.integers(1, most_outputs + 1)), config.max_model_len)
       for _ in range(2 if rng.random() < 0.2 else 1):
