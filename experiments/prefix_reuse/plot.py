@@ -1,5 +1,7 @@
 """The hit rate against the pool, and the time to the first token of both turns."""
 
+import pathlib
+
 from experiments import report
 
 COLUMNS = (
@@ -53,7 +55,8 @@ def page(config, rows):
 def setup(config):
   parts = []
   if config.trace:
-    parts.append(f"trace {config.trace} in order of arrival, pages of {config.page_size} tokens")
+    name = pathlib.Path(config.trace).name
+    parts.append(f"trace {name} in order of arrival, pages of {config.page_size} tokens")
   if config.model:
     parts.append(
       f"{config.chats} chats with {config.model} on the engine: {config.first:,} tokens, then "

@@ -14,7 +14,6 @@ from experiments.prefix_reuse import live
 from experiments.store import workload_digest
 from jaxserve import cache, sched, workload
 from jaxserve.config import CacheConfig, SchedulerConfig
-from jaxserve.progress import progress
 from jaxserve.pytree import unpack
 from jaxserve.sched import packing
 
@@ -75,7 +74,7 @@ def serve(load, scheduler):
   like, root = packing.decision_like(scheduler), cache.root_digest(b"")
   state, none = packing.pack_state(sched.init(scheduler)), np.zeros(1, bool)
   queried = hit = evicted = 0
-  for index in progress(range(len(load)), "Requests"):
+  for index in range(len(load)):
     prompt = load.prompt(index, VOCABULARY)
     chain = cache.PageChain(prompt.tolist(), scheduler.cache.page_size, root)
     digests = np.zeros((scheduler.pages_per_request, 4), np.uint32)
@@ -91,4 +90,3 @@ def serve(load, scheduler):
     queried, hit = queried + len(prompt), hit + int(decision.cached[0])
     evicted += int(decision.evicted)
   return queried, hit, evicted
-
