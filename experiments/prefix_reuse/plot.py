@@ -81,7 +81,8 @@ def rates(config, trace):
 def turns(config, with_cache, without):
   del config
   return report.Chart(
-    name="two_turns", title="Two turns of a chat", x_label="turn", y_label="time to first token (ms)",
+    name="two_turns", title="Two turns of a chat", x_label="turn",
+    y_label="time to first token (ms)",
     content=report.Bars(
       groups=("first", "second"),
       series={
