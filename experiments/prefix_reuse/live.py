@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 
 from experiments import provenance
-from jaxserve.engine import SamplingParams, clock, devices, startup
+from jaxserve.engine import SamplingParams, clock, startup
 
 
 def run(config, store):
@@ -27,7 +27,6 @@ def run(config, store):
 
 
 def start(config):
-  devices.set_up()
   length = config.first + config.second + 2 * config.outputs + 1
   started = startup.start(
     startup.StartOptions(

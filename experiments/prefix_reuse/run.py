@@ -14,6 +14,7 @@ from experiments.prefix_reuse import live
 from experiments.store import workload_digest
 from jaxserve import cache, sched, workload
 from jaxserve.config import CacheConfig, SchedulerConfig
+from jaxserve.engine import devices
 from jaxserve.pytree import unpack
 from jaxserve.sched import packing
 
@@ -22,6 +23,7 @@ VOCABULARY = 1 << 15
 
 def run(config, store):
   rows = []
+  devices.set_up()  # before anything is computed
   if config.trace:
     load = workload.read(config.trace)
     if not load.blocks:
