@@ -85,27 +85,34 @@ def run(scenario: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
   if config.get("drop_last_hit_block"):
     raise Unsupported("hits that leave out a page more, for drafters (drop_last_hit_block)")
   for number, op in enumerate(ops):
-    if op["op"] not in OP_FIELDS:
-      raise Unsupported(f"unknown operation {op['op']}")
-    known_fields(op, OP_FIELDS[op["op"]], {}, f"operation {number}")
-    if op["op"] in EXPECT:
-      known_fields(op.get("expect", {}), EXPECT[op["op"]], {}, f"operation {number} expect")
+    _check_op(number, op)
   pool = (_PrefixPool if config.get("prefix_caching") else _Pool)(config)
   for number, op in enumerate(ops):
     where = f"operation {number} {op['op']}"
     if not hasattr(pool, op["op"]):
-      raise Unsupported(f"{op['op']} without a prefix cache")
+      raise Unsupported(f"{op['op']} without a prefix cache (operation {number})")
     seen = getattr(pool, op["op"])(op)
-    if not isinstance(op.get("expect", {}), Mapping):
-      equal(where, seen, op["expect"])
-      continue
-    for field, expected in op.get("expect", {}).items():
-      try:
-        equal(f"{where} {field}", seen[field], expected)
-      except Differs as difference:
-        if pool.took_over:
-          raise Unsupported(f"deliberate: one page per content ({difference})") from difference
-        raise
+    try:
+      _compare(where, seen, op.get("expect", {}))
+    except Differs as difference:
+      if pool.took_over:
+        raise Unsupported(f"deliberate: one page per content ({difference})") from difference
+      raise
+
+
+def _check_op(number: int, op: Mapping[str, Any]) -> None:
+  if op["op"] not in OP_FIELDS:
+    raise Unsupported(f"unknown operation {op['op']}")
+  known_fields(op, OP_FIELDS[op["op"]], {}, f"operation {number}")
+  if op["op"] in EXPECT:
+    known_fields(op.get("expect", {}), EXPECT[op["op"]], {}, f"operation {number} expect")
+
+
+def _compare(where: str, seen: Any, expected: Any) -> None:
+  if not isinstance(expected, Mapping):
+    return equal(where, seen, expected)
+  for field, value in expected.items():
+    equal(f"{where} {field}", seen[field], value)
 
 
 class _Pool:

@@ -109,10 +109,10 @@ def _consider(
   ok &= (tokens == need) if whole else (params.chunked_prefill | (tokens == need))
   enters = candidate & ok
 
-  def put(field: jax.Array, value: jax.Array) -> jax.Array:
+  def put(field: jax.Array, value: jax.Array | bool) -> jax.Array:
     return field.at[lane].set(jnp.where(enters, value, field[lane]))
 
-  def add(total: jax.Array, more: jax.Array) -> jax.Array:
+  def add(total: jax.Array, more: jax.Array | int) -> jax.Array:
     return total + jnp.where(enters, more, 0)
 
   hits = hit.pages > 0

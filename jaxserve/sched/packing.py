@@ -127,7 +127,7 @@ def commit(
 def call(
   fn: Callable[..., Any], state: PackedState, *args: Any, config: SchedulerConfig, **options: Any
 ) -> Any:
-  """`fn(state, *args, **options)`, which returns a state or a tuple that starts with one, on packed states."""
+  """`fn(state, *args, **options)` on packed states; it returns a state, or a tuple that has one."""
   result = fn(unpack_state(state, config), *args, **options)
   if isinstance(result, SchedulerState):
     return pack_state(result)

@@ -66,8 +66,8 @@ class Draft:
   preempted: jax.Array
   budget: jax.Array
   free: jax.Array
-  hits: jax.Array | None = None
-  source: jax.Array | None = None
+  hits: Any = None
+  source: Any = None
   queue: jax.Array | None = None
   extra: jax.Array | None = None
 

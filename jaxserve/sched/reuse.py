@@ -16,6 +16,7 @@ out, so no step evicts what it is about to use.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -42,8 +43,9 @@ def init(config: SchedulerConfig) -> Reuse | None:
 
 
 def enter(
-  reuse: Reuse, slot: jax.Array, digests: jax.Array, num_digests: jax.Array, reads: jax.Array
-) -> Reuse:
+  reuse: Reuse, slot: jax.Array, digests: jax.Array, num_digests: jax.Array | int,
+  reads: jax.Array | bool,
+) -> Reuse:  # fmt: skip
   """Notes the digests, u32[M, 4], of a prompt submitted at `slot`; Q for one that was refused."""
   nothing = {
     name: getattr(reuse, name).at[slot].set(0, mode="drop")
@@ -250,7 +252,9 @@ def share_pages(state: SchedulerState, grants: Draft) -> SchedulerState:
   return dataclasses.replace(state, pool=pool, block_tables=tables)
 
 
-def _for_each(mask: jax.Array, body, carry: tuple) -> tuple:
+def _for_each(
+  mask: jax.Array, body: Callable[[jax.Array, tuple], tuple], carry: tuple
+) -> tuple:  # fmt: skip
   """`carry = body(lane, carry)` for the masked lanes, in order."""
 
   def step(state: tuple) -> tuple:

@@ -182,6 +182,8 @@ class _Replica:
   """One server at work, fed request by request."""
 
   def __init__(self, server: Server, params: SchedulerParams, count: int, outputs: int):
+    if server.config.prefix_cache:
+      raise ValueError("prefix_cache=True: a fleet has none yet; turn it off")
     self._params = jax.tree.map(jnp.asarray, params)
     self._sim = init(server.config, count, outputs)
     zeros = [np.zeros(count, np.int32) for _ in range(6)]

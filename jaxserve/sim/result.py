@@ -27,6 +27,7 @@ class SimResult:
     padding: i64[...], tokens added to fill buckets.
     preemptions: i64[...].
     busy_s: f64[...], sum of the steps' durations.
+    cached: i64[...], tokens found in the prefix cache, those of resumed requests included.
   """
 
   arrival_s: np.ndarray
@@ -39,6 +40,7 @@ class SimResult:
   padding: np.ndarray
   preemptions: np.ndarray
   busy_s: np.ndarray
+  cached: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((), np.int64))
 
   @property
   def lanes(self) -> tuple[int, ...]:
@@ -108,7 +110,8 @@ class SimResult:
     """`metrics.summarize` of a result without lanes, and what only a simulation knows.
 
     Adds p50, p99 and max_scheduling_delay_ms, steps, preemptions, utilization (share of the time in
-    which a step runs), padding_share (of all tokens in steps) and tokens_per_step.
+    which a step runs), padding_share (of all tokens in steps), tokens_per_step and
+    cached_tokens.
     """
     requests = self.requests()
     duration = metrics.span_s(requests)
@@ -123,6 +126,7 @@ class SimResult:
       "utilization": float(self.busy_s) / duration if duration > 0 else 0.0,
       "padding_share": padding / max(tokens + padding, 1),
       "tokens_per_step": tokens / max(steps, 1),
+      "cached_tokens": int(self.cached),
     }
 
   def _single(self) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxserve import sched
+from jaxserve import cache, sched
 from jaxserve.config import SchedulerConfig
 from jaxserve.pytree import scalar
 from jaxserve.sim import clock
@@ -26,6 +26,7 @@ then, at last all of them."""
 
 # Bounds the sums of a call: so many steps of the largest budget stay below 2^31 tokens.
 _STEPS_PER_CALL = 1 << 15
+_VOCABULARY = 1 << 15  # of the prompts that stand for a trace's blocks
 
 
 def simulate(
@@ -142,8 +143,27 @@ def requests_of(
     "priority": workload.priority,
     "first_output": (np.cumsum(outputs) - outputs).astype(np.int32),
   }
-  padded = jax.tree.map(lambda x: np.pad(x, (0, size - len(x))), arrays)
+  if config.prefix_cache:
+    arrays |= dict(zip(("digests", "num_digests"), _digests(workload, total, config), strict=True))
+  padded = jax.tree.map(
+    lambda x: np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)]), arrays
+  )  # fmt: skip
   return Requests(count=scalar(len(workload), np.int32), **padded)
+
+
+def _digests(
+  workload: Workload, total: np.ndarray, config: SchedulerConfig
+) -> tuple[np.ndarray, np.ndarray]:
+  """(digests of all pages u32[n, M, 4], pages of the prompts i32[n]); outputs are like no others."""
+  page_size, root = config.cache.page_size, cache.root_digest(b"")
+  digests = np.zeros((len(workload), config.pages_per_request, 4), np.uint32)
+  for index in range(len(workload)):
+    prompt = workload.prompt(index, _VOCABULARY)
+    outputs = _VOCABULARY * (1 + index) + np.arange(total[index] - len(prompt))
+    text = np.concatenate([prompt, outputs % (1 << 31)])
+    pages = cache.page_digests(text, page_size, root)
+    digests[index, : len(pages)] = pages
+  return digests, workload.num_prompt // page_size
 
 
 def roomy(size: int) -> int:
@@ -271,6 +291,7 @@ def _result(
     padding=np.asarray(counts.padding),
     preemptions=np.asarray(counts.preemptions),
     busy_s=clock.to_seconds(counts.busy),
+    cached=np.asarray(counts.cached),
   )
 
 

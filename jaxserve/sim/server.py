@@ -1,7 +1,8 @@
 """One iteration of a server in virtual time: arrivals, `schedule`, a duration, `commit`.
 
 It calls the scheduler that the engine calls. What it leaves out is which page holds what: the state
-has no block tables and its pool only a count, since no decision looks at a page's number.
+has no block tables and its pool only a count, since no decision looks at a page's number. With a
+prefix cache decisions do, and all is there; digests come with the workload.
 
 One iteration is one call of `Engine.step`: with overlap, step n + 1 is decided when step n - 1 has
 ended, and step n is committed after that. So what arrives, and what step n frees, is seen one
@@ -9,6 +10,7 @@ step late, as in the engine.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +51,10 @@ class Server:
       raise ValueError(
         f"max_budget={self.config.max_budget}: sums of a step overflow above {_MOST_TOKENS}"
       )
+    if self.handed_over and self.config.prefix_cache:
+      raise ValueError(
+        "prefix_cache=True: a server that is handed computed prompts has none; turn it off"
+      )
     if self.buckets and self.buckets[-1] != self.config.max_budget:
       raise ValueError(
         f"buckets={self.buckets}: the last must be max_budget={self.config.max_budget}"
@@ -65,6 +71,8 @@ class Requests:
   max_total: i32[n], tokens at which each ends.
   priority: i32[n].
   first_output: i32[n], index of its first output among the outputs of all.
+  digests: u32[n, M, 4], of all pages that its prompt and outputs fill; None without a prefix cache.
+  num_digests: i32[n], those of the prompt.
   """
 
   count: jax.Array
@@ -73,6 +81,8 @@ class Requests:
   max_total: jax.Array
   priority: jax.Array
   first_output: jax.Array
+  digests: Any = None
+  num_digests: Any = None
 
 
 @pytree_dataclass
@@ -99,6 +109,7 @@ class Counts:
   tokens: i32[], computed by them.
   padding: i32[], added to them.
   preemptions: i32[].
+  cached: i32[], tokens found in the prefix cache.
   busy: Instant, the sum of the steps' durations.
   """
 
@@ -106,6 +117,7 @@ class Counts:
   tokens: jax.Array
   padding: jax.Array
   preemptions: jax.Array
+  cached: jax.Array
   busy: Instant
 
 
@@ -166,13 +178,18 @@ def init(config: SchedulerConfig, num_requests: int, num_outputs: int) -> SimSta
 
 def no_counts() -> Counts:
   """All sums 0."""
-  zeros = [jnp.zeros((), jnp.int32) for _ in range(4)]
-  names = ("steps", "tokens", "padding", "preemptions")
+  names = ("steps", "tokens", "padding", "preemptions", "cached")
+  zeros = [jnp.zeros((), jnp.int32) for _ in names]
   return Counts(**dict(zip(names, zeros, strict=True)), busy=clock.zero())
 
 
 def without_pages(state: SchedulerState) -> SchedulerState:
-  """The state with page counts but no page numbers: tables of no columns, a pool of one cell."""
+  """The state with page counts but no page numbers: tables of no columns, a pool of one cell.
+
+  With a prefix cache, the state as it is.
+  """
+  if state.reuse is not None:
+    return state
   tables = jnp.zeros((state.status.shape[0], 0), jnp.int32)
   pool = dataclasses.replace(state.pool, free_pages=jnp.zeros(1, jnp.int32))
   return dataclasses.replace(state, block_tables=tables, pool=pool)
@@ -200,7 +217,7 @@ def step(
   sim, begin, flight = _dispatch(sim, decision, server)
   sim = _note_start(sim, decision, begin)
   done = sim.in_flight if server.overlap else flight
-  sim = _collect(sim, requests, decision, done)
+  sim = _collect(sim, requests, decision, done, server.config)
   acted = flight.live | done.live | jnp.any(decision.preempted)
   waits = jnp.any(sim.sched.status != Status.FREE)
   return dataclasses.replace(
@@ -238,7 +255,10 @@ def _admit(sim: SimState, requests: Requests, server: Server) -> SimState:
     prompt, total, priority = (
       x[index] for x in (requests.num_prompt, requests.max_total, requests.priority)
     )
-    state, slot = sched.submit(state, prompt, total, priority=priority)
+    reuse = {}
+    if state.reuse is not None:
+      reuse = {"digests": requests.digests[index], "num_digests": requests.num_digests[index]}
+    state, slot = sched.submit(state, prompt, total, priority=priority, **reuse)
     if server.handed_over:
       known = state.num_known.at[slot].add(1, mode="drop")
       computed = state.num_computed.at[slot].set(prompt, mode="drop")
@@ -273,6 +293,7 @@ def _dispatch(
     tokens=sim.counts.tokens + decision.num_tokens,
     padding=sim.counts.padding + jnp.where(live, bucket - decision.num_tokens, 0),
     preemptions=sim.counts.preemptions + jnp.sum(decision.preempted, dtype=jnp.int32),
+    cached=sim.counts.cached + (0 if decision.cached is None else jnp.sum(decision.cached)),
     busy=clock.where(live, clock.add(sim.counts.busy, took), sim.counts.busy),
   )
   flight = InFlight(live=live, samples=decision.samples, arrival=decision.arrival, end=end)
@@ -291,20 +312,35 @@ def _note_start(sim: SimState, decision: Decision, begin: Instant) -> SimState:
 
 
 def _collect(
-  sim: SimState, requests: Requests, decision: Decision, done: InFlight
+  sim: SimState, requests: Requests, decision: Decision, done: InFlight, config: SchedulerConfig
 ) -> SimState:  # fmt: skip
   """Waits for the outputs of a step, writes down when they came, and commits it."""
   state = sim.sched
   index = state.num_known - state.num_in_flight - state.num_prompt
   index += requests.first_output.at[done.arrival].get(mode="clip")
   decision = dataclasses.replace(decision, samples=done.samples, arrival=done.arrival)
-  state, _ = sched.commit(state, decision, jnp.zeros_like(done.samples))
+  state, _ = sched.commit(
+    state, decision, jnp.zeros_like(done.samples), _new_digests(state, requests, done, config)
+  )  # fmt: skip
   return dataclasses.replace(
     sim,
     sched=state,
     now=clock.where(done.live, done.end, sim.now),
     tokens=_put(sim.tokens, done.samples, index, done.end),
   )
+
+
+def _new_digests(
+  state: SchedulerState, requests: Requests, done: InFlight, config: SchedulerConfig
+) -> Any:
+  """The digests of pages that the outputs of a step complete, u32[Q, 4], else 0; see `commit`."""
+  if state.reuse is None:
+    return None
+  page = state.reuse.num_digests
+  tokens = state.num_known - state.num_in_flight + 1
+  complete = done.samples & (tokens >= (page + 1) * config.cache.page_size)
+  digests = requests.digests.at[done.arrival, page].get(mode="clip")
+  return jnp.where(complete[:, None], digests, 0)
 
 
 def _put(times: Instant, chosen: jax.Array, index: jax.Array, value: Instant) -> Instant:

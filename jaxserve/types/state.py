@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from jaxserve.pytree import pytree_dataclass
-from jaxserve.types.reuse import PrefixPool, Reuse
 
 
 class Status(enum.IntEnum):
@@ -93,10 +92,10 @@ class SchedulerState:
   num_pages: jax.Array
   block_tables: jax.Array
   num_preemptions: jax.Array
-  pool: PagePool | PrefixPool
+  pool: Any
   num_submitted: jax.Array
   policy: Any
-  reuse: Reuse | None = None
+  reuse: Any = None
   num_drafts: jax.Array | None = None
 
 
@@ -130,6 +129,6 @@ class Decision:
   preempted: jax.Array
   samples: jax.Array
   arrival: jax.Array
-  cached: jax.Array | None = None
-  evicted: jax.Array | None = None
+  cached: Any = None
+  evicted: Any = None
   drafts: jax.Array | None = None

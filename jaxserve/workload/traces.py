@@ -16,6 +16,7 @@ Path = str | pathlib.Path
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOST_TOKENS = 2**31 - 1
+_BLOCK_TOKENS = 512  # of Mooncake's hash_ids
 
 
 class TraceError(ValueError):
@@ -70,12 +71,13 @@ def read_azure(path: Path) -> Workload:
 def read_mooncake(path: Path) -> Workload:
   """Mooncake's traces: JSON lines with timestamp (milliseconds), input_length, output_length.
 
-  The hashes of shared prefix blocks are ignored. Source: Mooncake (FAST 2025).
+  hash_ids, one for every 512 tokens of the prompt, become `Workload.blocks`. Source: Mooncake
+  (FAST 2025).
 
   Raises:
     TraceError: see there.
   """
-  return _read_jsonl(path, "timestamp", 1000, "input_length", "output_length")
+  return _read_jsonl(path, "timestamp", 1000, "input_length", "output_length", "hash_ids")
 
 
 def read_llmservingsim(path: Path) -> Workload:
@@ -89,9 +91,14 @@ def read_llmservingsim(path: Path) -> Workload:
   return _read_jsonl(path, "arrival_time", 1, "input_toks", "output_toks")
 
 
-def _read_jsonl(path: Path, time: str, per_second: float, prompt: str, output: str) -> Workload:
+def _read_jsonl(
+  path: Path, time: str, per_second: float, prompt: str, output: str, blocks: str = ""
+) -> Workload:
   lines = _json_lines(path)
-  rows = [(line.number(time), line.tokens(prompt), line.tokens(output)) for line in lines]
+  rows = [
+    (line.number(time), line.tokens(prompt), line.tokens(output), line.blocks(blocks, prompt))
+    for line in lines
+  ]
   return _workload(path, rows, per_second)
 
 
@@ -119,6 +126,15 @@ class _Line:
     if not 1 <= tokens <= _MOST_TOKENS:
       raise self.error(field, remedy)
     return tokens
+
+  def blocks(self, field: str, prompt: str) -> tuple[int, ...]:
+    """Ids of the prompt's blocks; () if there are none."""
+    ids, most = self._fields.get(field) or [], -(-self.tokens(prompt) // _BLOCK_TOKENS)
+    fine = isinstance(ids, list) and all(type(i) is int and 0 <= i < 2**48 for i in ids)
+    if not fine or len(ids) > most:
+      remedy = f"must be a list of at most {most} whole numbers in [0, 2^48); drop or fix the line"
+      raise self.error(field, remedy)
+    return tuple(ids)
 
   def number(self, field: str) -> float:
     remedy = "must be a finite number; drop or fix the line"
@@ -173,9 +189,12 @@ def _workload(path: Path, rows: Iterable[tuple], per_second: float) -> Workload:
   rows = sorted(rows, key=lambda row: row[0])
   if not rows:
     raise TraceError(f"{path}:1: has no request; give a trace with at least one")
-  times, prompts, outputs = zip(*rows, strict=True)
+  times, prompts, outputs, *blocks = zip(*rows, strict=True)
+  known = bool(blocks) and any(blocks[0])
   return Workload(
     arrival_s=np.asarray([time - times[0] for time in times], np.float64) / per_second,
     num_prompt=np.asarray(prompts, np.int32),
     num_output=np.asarray(outputs, np.int32),
+    blocks=blocks[0] if known else (),
+    block_size=_BLOCK_TOKENS,
   )

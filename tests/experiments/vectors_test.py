@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from experiments.vectors import families, sglang, suite, vllm, vllm_kv
-from experiments.vectors.outcome import Differs, Unsupported
+from experiments.vectors import families, sglang, suite, vllm_kv
+from experiments.vectors.outcome import Differs
 
 
 def request(name, prompt, **fields):
@@ -234,7 +234,7 @@ UNSUPPORTED = [
   (LOOP, ("requests", 0, "surprise"), 1, "unknown field surprise in request"),
   (LOOP, ("expected", 2, "surprise"), 1, "unknown field surprise in step 2"),
   (LOOP, ("asserted_by_source", "0", "surprise"), 1, "unknown field surprise in asserted"),
-  (LOOP, ("kind",), "summary", "kind summary"),
+  (LOOP, ("kind",), "surprise", "kind surprise"),
   (LOOP, ("config", "draft_slots_per_request"), 2, "deliberate: a draft model"),
   (GREEDY_DRAFTS, ("note",), "", "deliberate: drafts: every decode gets its token"),
   (LOOP, ("config", "policy"), "longest", "no policy longest"),
@@ -247,8 +247,9 @@ UNSUPPORTED = [
   (OPS, ("ops", 3, "expect", "surprise"), 1, "unknown field surprise"),
   (OPS, ("final", "surprise"), 1, "unknown field surprise in final"),
   (OPS, ("ops", 5, "out"), 1, "out of order"),
-  (KV, ("config", "prefix_caching"), True, "prefix cache"),
-  (KV, ("ops", 1, "prompt"), "common + 3", "prompt not understood"),
+  (KV, ("config", "drop_last_hit_block"), True, "drafters"),
+  (KV, ("ops", 1, "op"), "reset", "operation 1"),
+  (KV, ("ops", 1, "prompt"), "uncommon + 3", "prompt not understood"),
   (KV, ("ops", 1, "expect", "surprise"), 1, "unknown field surprise"),
   (ROUNDS, ("policy",), "orca_next", "no policy orca_next yet"),
   (ROUNDS, ("expected", 0, "surprise"), 1, "unknown field surprise"),
@@ -262,23 +263,6 @@ UNSUPPORTED = [
 def test_what_would_not_be_compared_is_unsupported(scenario, path, to, why):
   outcome = outcome_of(changed(scenario, *path, to=to))
   assert outcome.kind == "unsupported" and why in outcome.why, outcome
-
-
-@pytest.mark.parametrize(
-  ("twin", "resumed", "why"),
-  [({}, [], ""), ({"skip_prefix_read": True}, [], ""), ({"fill": 5}, [], "another one"),
-   ({}, ["a"], "its own pages")],
-)  # fmt: skip
-def test_prefix_cache_is_no_matter_where_nothing_can_hit_it(twin, resumed, why):
-  c = vllm.DEFAULTS | {"prefix_caching": True}
-  records = [request("a", 40, fill=5), request("b", 40, **({"fill": 6} | twin))]
-  requests = [vllm.parse_request(r) for r in records]
-  expected = [{"resumed": resumed}]
-  if not why:
-    vllm.refuse_prefix_hits(c, requests, expected)
-  else:
-    with pytest.raises(Unsupported, match=why):
-      vllm.refuse_prefix_hits(c, requests, expected)
 
 
 def loop(config, requests, *steps):

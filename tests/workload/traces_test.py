@@ -114,3 +114,28 @@ def test_what_is_written_is_read(tmp_path_factory, rows):
   for load in (azure, mooncake):
     assert load.num_prompt.tolist() == [row[1] for row in ordered]
     assert load.num_output.tolist() == [row[2] for row in ordered]
+
+
+def test_equal_hash_ids_of_mooncake_give_equal_text(tmp_path):
+  text = "".join(
+    json.dumps({"timestamp": i, "input_length": n, "output_length": 1, "hash_ids": ids}) + "\n"
+    for i, (n, ids) in enumerate([(1100, [0, 1, 2]), (1030, [0, 1]), (900, [0, 5]), (700, [])])
+  )
+  load = workload.read(write(tmp_path / "trace", text))
+  prompts = [load.prompt(i, 1009) for i in range(4)]
+  assert [len(p) for p in prompts] == [1100, 1030, 900, 700]
+  common = [
+    int(np.argmin(np.append(prompts[0][:n] == p[:n], False)))
+    for p, n in ((p, min(len(p), 1100)) for p in prompts[1:])
+  ]
+  assert common[0] // 512 == 2 and common[0] < 1030, "what no id covers is of its own"
+  assert common[1] // 512 == 1 and common[2] < 512
+  later = load.where(np.asarray([1, 2]))
+  np.testing.assert_array_equal(later.prompt(0, 1009)[:512], prompts[0][:512])
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2], [-1], ["a"], [1.5], 7])
+def test_hash_ids_that_no_prompt_can_have_are_refused(tmp_path, ids):
+  line = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": ids}
+  with pytest.raises(workload.TraceError, match="hash_ids=.*at most 2"):
+    workload.read(write(tmp_path / "trace", json.dumps(line)))
