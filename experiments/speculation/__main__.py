@@ -36,6 +36,7 @@ COLUMNS = (
   ("plain tokens/s", "plain_tokens_per_s", "{:.1f}"),
   ("tokens/s", "tokens_per_s", "{:.1f}"),
   ("ratio", "speedup", "{:.2f}"),
+  ("of processor time", "cpu_speedup", "{:.2f}"),
   ("tokens a step", "decode_tokens_per_step", "{:.2f}"),
   ("accepted", "acceptance_rate", "{:.0%}"),
   ("same tokens", "same_tokens", "{:.1%}"),

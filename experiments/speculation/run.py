@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+import time
 
 import numpy as np
 from absl import logging
@@ -14,20 +15,21 @@ from jaxserve.text.tokenizer import load_tokenizer
 
 
 def decode(engine, config, case, prompts):
-  """(seconds from the first decode on, outputs a row, drafts) of all rows together."""
+  """(seconds and processor seconds from the first decode on, outputs a row, drafts) of all rows."""
   ids = [
     engine.submit(prompt, configured.sampling(case, config, row))
     for row, prompt in enumerate(prompts)
   ]
   outputs, found, begin, last = {i: [] for i in ids}, metrics.Acceptance(), None, 0.0
+  cpu = 0.0
   while events := engine.step():
     if begin is None and not any(part.is_prefill for part in events.scheduled):
-      begin = last  # the end of the step before, which was the last of the prompts
+      begin, cpu = last, time.process_time()  # the end of the last step with a prompt
     last = events.done_s
     found += events.acceptance
     for event in events.outputs:
       outputs[event.request_id].append(event.token)
-  return last - begin, list(outputs.values()), found
+  return last - begin, time.process_time() - cpu, list(outputs.values()), found
 
 
 def agreement(left, right):
@@ -71,7 +73,7 @@ def run(config):
 
 def row_of(case, rounds, config):
   """What drafts did under one case."""
-  ratios = [plain[0] / drafting[0] for plain, drafting in rounds]
+  ratios, cpu_ratios = ([a[i] / b[i] for a, b in rounds] for i in (0, 1))
   plain, drafting = rounds[-1]
   return rounded({
     **dataclasses.asdict(case),
@@ -79,7 +81,8 @@ def row_of(case, rounds, config):
     "tokens_per_s": case.rows * config.outputs / statistics.median(r[1][0] for r in rounds),
     "speedup": statistics.median(ratios),
     "speedup_range": [min(ratios), max(ratios)],
-    "same_tokens": agreement(plain[1], drafting[1]),
-    **drafting[2].summary(),
+    "cpu_speedup": statistics.median(cpu_ratios),
+    "same_tokens": agreement(plain[2], drafting[2]),
+    **drafting[3].summary(),
     "load_average": provenance.load_average(),
   })  # fmt: skip

@@ -59,7 +59,7 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
   which=st.sampled_from(ENGINES), requests=st.lists(REQUEST, min_size=1, max_size=6),
   budget=st.integers(5, 61), threshold=st.sampled_from([0, 0, 3]),

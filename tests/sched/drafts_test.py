@@ -53,11 +53,11 @@ def compare_one_step(rng, config):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_one_step_from_random_states(name):
   rng, preempting, verifying = np.random.default_rng(7), 0, 0
-  for _ in range(200):
+  for _ in range(150):
     decision = compare_one_step(rng, CONFIGS[name])
     preempting += bool(decision.preempted.any())
     verifying += bool(decision.drafts.any())
-  assert preempting > 5 and verifying > 25
+  assert preempting > 3 and verifying > 20
 
 
 @pytest.mark.slow
