@@ -35,11 +35,11 @@ def schedule(
   """
   context = Context(state, params, config)
   grants, memory = policies.find(config.policy).rule.apply(begin(context), state.policy, context)
-  tokens, pages, admitted, preempted, *verified = _by_slot(grants, config)
+  tokens, pages, admitted, preempted, verified = _by_slot(grants, config)
   start = jnp.where(preempted, 0, state.num_computed)
   state = _preempt(state, preempted)
-  reached = start + tokens - verified[0] if verified else start + tokens
-  samples = (tokens > 0) & (reached == state.num_known)
+  known = state.num_known if verified is None else state.num_known + verified
+  samples = (tokens > 0) & (start + tokens == known)
   decision = Decision(
     order=_order(grants, config),
     num_scheduled=jnp.sum(tokens > 0, dtype=jnp.int32),
@@ -51,7 +51,7 @@ def schedule(
     preempted=preempted,
     samples=samples,
     arrival=state.arrival,
-    drafts=verified[0] if verified else None,
+    drafts=verified,
   )
   state = _hand_out_pages(state, grants, config)
   state = dataclasses.replace(
@@ -67,7 +67,9 @@ def schedule(
   return state, decision
 
 
-def _by_slot(grants: Draft, config: SchedulerConfig) -> tuple[jax.Array, ...]:
+def _by_slot(
+  grants: Draft, config: SchedulerConfig
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
   """Tokens, pages, admitted, preempted and, with speculation, drafts; each [Q], by request."""
   lane = jnp.arange(config.max_requests, dtype=jnp.int32)
   slot = jnp.where(grants.request < config.max_requests, grants.request, config.max_requests + lane)
@@ -77,8 +79,8 @@ def _by_slot(grants: Draft, config: SchedulerConfig) -> tuple[jax.Array, ...]:
     axis=-1,
   )  # fmt: skip
   columns = jnp.zeros_like(columns).at[slot].set(columns, mode="drop", unique_indices=True)
-  taken = columns[:, 0], columns[:, 1], columns[:, 2] > 0, columns[:, 3] > 0
-  return taken if grants.extra is None else (*taken, columns[:, 4])
+  verified = None if grants.extra is None else columns[:, 4]
+  return columns[:, 0], columns[:, 1], columns[:, 2] > 0, columns[:, 3] > 0, verified
 
 
 def _order(grants: Draft, config: SchedulerConfig) -> jax.Array:
