@@ -325,7 +325,7 @@ class Engine:
       prompt=tuple(prompt),
       sampling=sampling,
       stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
-      restraint=self.config.speculate and self.config.speculate.restraint(),
+      restraint=self.config.speculate.restraint() if self.config.speculate else None,
     )
     self._next_id += 1
     self._requests[slot] = request
