@@ -113,7 +113,8 @@ class Engine:
     drafter = drafting.DraftModel(config, draft, table, platform) if draft else None
     params = sched.make_params(config.scheduler) if params is None else params
     engine = cls(config, leaves, table, where, params, seed, drafter)
-    _check_in_place(table, engine.kv_bytes)
+    drafts = drafter.kv_bytes if drafter else 0
+    _check_in_place(table, {"forward": engine.kv_bytes, "follow": drafts, "draft": drafts})
     return engine
 
   @property
@@ -299,10 +300,10 @@ class Engine:
     largest = buckets[-1] if most_tokens is None else bucket_for(most_tokens, buckets)
     self._state, empty = self._table["schedule", self.policy](self._state, self._placed_params)
     for bucket in (b for b in buckets if b <= largest):
-      self._run_model(self._plan(empty, bucket), bucket, 0, any_samples=False)
+      self._run_model(empty, self._plan(empty, bucket), bucket, 0, any_samples=False)
     for rows in self.config.rows:
       plan = self._plan(empty, buckets[0])
-      self._run_model(plan, buckets[0], rows, any_samples=True)
+      self._run_model(empty, plan, buckets[0], rows, any_samples=True)
     jax.block_until_ready((self._model.kv, self._model.token_table))
 
   def close(self) -> None:
@@ -346,10 +347,7 @@ class Engine:
     plan = self._plan(packed, bucket)
     dispatched_s = clock.now()
     places = num_rows if decision.drafts is None else num_rows + int(decision.drafts.sum())
-    done, output = self._run_model(plan, bucket, places, bool(decision.samples.any()))
-    if self._draft:
-      rows = self._plan(packed, self.config.buckets[0])
-      output = self._draft.after(bucket, plan, rows, self._model, output)
+    done, output = self._run_model(packed, plan, bucket, places, bool(decision.samples.any()))
     requests = tuple(self._requests[slot] for slot in decision.order[:num_rows].tolist())
     self._in_flight.append(
       InFlight(
@@ -377,19 +375,22 @@ class Engine:
     return jax.device_put(cut_plan(packed, *shapes), self._devices.model)
 
   def _run_model(
-    self, plan: jax.Array, bucket: int, num_rows: int, any_samples: bool
+    self, decision: jax.Array, plan: jax.Array, bucket: int, num_rows: int, any_samples: bool
   ) -> tuple[jax.Array, StepOutput | None]:
     """Dispatches the model; returns at once, with arrays that are still being computed."""
     model = self._model
     hidden, model.kv, row_fields = self._table["forward", bucket](
       self._leaves, model.kv, model.token_table, plan
     )
-    if not any_samples:
-      return row_fields, None
-    rows = bucket_for(num_rows, self.config.rows)
-    model.token_table, output = self._table["sample", rows](
-      self._leaves, hidden, model.token_table, model.sampling, row_fields
-    )
+    output = None
+    if any_samples:
+      rows = bucket_for(num_rows, self.config.rows)
+      model.token_table, output = self._table["sample", rows](
+        self._leaves, hidden, model.token_table, model.sampling, row_fields
+      )
+    if self._draft:
+      smallest = self._plan(decision, self.config.buckets[0])
+      output = self._draft.after(bucket, plan, smallest, model, output)
     for array in jax.tree.leaves(output):
       array.copy_to_host_async()
     return row_fields, output
@@ -401,7 +402,7 @@ class Engine:
     output = jax.tree.map(np.asarray, flight.output)  # None stays None
     done_s = clock.now()
     taken = flight.take_outputs(self._requests, output)
-    counts = taken.counts(self.config.scheduler) if self.config.speculate else ()
+    counts = taken.counts(self.config.scheduler)
     self._state, finished = self._table["commit", self.policy](
       self._state, flight.decision, self._mask(taken.stopped), *counts
     )
@@ -440,9 +441,10 @@ class Engine:
     return tuple(self._requests[slot].id for slot in np.flatnonzero(np.asarray(mask)).tolist())
 
 
-def _check_in_place(table: ExecutableTable, kv_bytes: int) -> None:
+def _check_in_place(table: ExecutableTable, sizes: dict[str, int]) -> None:
   for report in table.reports:
-    if report.key[0] == "forward" and report.alias_bytes < kv_bytes:
+    kv_bytes = sizes.get(report.key[0], 0)
+    if report.alias_bytes < kv_bytes:
       raise RuntimeError(
         f"executable {report.key} updates {report.alias_bytes} bytes in place, the KV cache has "
         f"{kv_bytes}: it would be copied at every step"

@@ -75,6 +75,10 @@ def _submit(state: Any, num_prompt: Any, max_total: Any, priority: Any, await_ho
   return sched.submit(state, num_prompt, max_total, priority=priority, await_host=await_host)
 
 
+def _commit(state: Any, decision: Any, stopped: Any, counts: Any, *, config: Any) -> Any:
+  return packing.commit(state, decision, stopped, config, counts)
+
+
 def _lay_out(
   state: packing.PackedState, decision: jax.Array, *, shape: PlanShape, config: SchedulerConfig
 ) -> jax.Array:
@@ -111,8 +115,10 @@ def _policy_programs(
   )
   decision = here(jax.eval_shape(schedule, state, params)[1])
   yield Program(key=("schedule", policy), fn=schedule, args=(state, params), donate=(0,))
-  counts = [here(np.zeros(shapes.max_requests, np.int32))] * (2 if shapes.max_drafts else 0)
-  arguments = (state, decision, mask, *counts)
+  arguments: tuple[Any, ...] = (state, decision, mask)
+  if shapes.max_drafts:
+    commit = functools.partial(_commit, config=shapes)
+    arguments += (here(np.zeros((2, shapes.max_requests), np.int32)),)
   yield Program(key=("commit", policy), fn=commit, args=arguments, donate=(0,))
   yield Program(key=("abort", policy), fn=abort, args=(state, mask), donate=(0,))
   arguments = (state, number, number, number, flag)

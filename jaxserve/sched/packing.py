@@ -97,12 +97,15 @@ def schedule(
 
 
 def commit(
-  state: PackedState, decision: jax.Array, stopped: jax.Array, *counts: jax.Array,
-  config: SchedulerConfig,
+  state: PackedState, decision: jax.Array, stopped: jax.Array, config: SchedulerConfig,
+  counts: jax.Array | None = None,
 ) -> tuple[PackedState, jax.Array]:  # fmt: skip
-  """`lifecycle.commit` on packed records; with speculation also `outputs` and `proposed`."""
+  """`lifecycle.commit` on packed records; `counts` i32[2, Q] is its `outputs` and `proposed`."""
   unpacked = unpack(decision, decision_like(config))
-  new, finished = lifecycle.commit(unpack_state(state, config), unpacked, stopped, *counts)
+  outputs, proposed = (None, None) if counts is None else counts
+  new, finished = lifecycle.commit(
+    unpack_state(state, config), unpacked, stopped, outputs, proposed
+  )
   return pack_state(new), finished
 
 

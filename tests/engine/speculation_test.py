@@ -115,6 +115,7 @@ def test_a_text_that_goes_round_takes_fewer_steps():
 def test_a_small_model_drafts_for_a_large_one():
   """Two layers for three; rows get as many drafts as their pages of five tokens reach."""
   engine = idle(kind="draft")
+  engine.warm_up()
   ids = [engine.submit(prompt, SamplingParams(max_tokens=30)) for prompt in ([1, 2, 3], [4] * 7)]
   steps = run_dry(engine)
   found = sum((events.acceptance for events in steps), metrics.Acceptance())
