@@ -1,6 +1,7 @@
 """Both engines in turn on every case, in one process."""
 
 import dataclasses
+import itertools
 import statistics
 import time
 
@@ -69,6 +70,51 @@ def run(config):
   for engine in engines:
     engine.close()
   return [row | {"retraces": sum(retraces)} for row in rows]
+
+
+def steps(config):
+  """What a step without drafts costs on either engine, step by step in turn and without overlap."""
+  engines = [configured.start(config, one).engine for one in (None, config.speculate)]
+  for engine in engines:
+    engine.warm_up()
+    engine.config = dataclasses.replace(engine.config, overlap=False)
+  rows = []
+  for case in (one for one in config.cases if one.name == "random"):
+    rng = np.random.default_rng(0)
+    prompts = configured.prompts(case, None, None, engines[0].config.model.vocab_size, rng)
+    for engine in engines:
+      for row, prompt in enumerate(prompts):
+        engine.submit(prompt, configured.sampling(case, config, row))
+    seen = [[], []]
+    for number in itertools.count():
+      for i in (0, 1) if number % 2 else (1, 0):
+        seen[i] += timed_step(engines[i])
+      if all(engine.is_idle for engine in engines):
+        break
+    rows.append(step_row(case, *map(np.asarray, seen)))
+  for engine in engines:
+    engine.close()
+  return rows
+
+
+def timed_step(engine):
+  """[(seconds, processor seconds)] of a step of plain decodes, else nothing."""
+  begin, cpu = time.perf_counter(), time.process_time()
+  events = engine.step()
+  took = time.perf_counter() - begin, time.process_time() - cpu
+  plain = events and not any(part.is_prefill or part.drafts for part in events.scheduled)
+  return [took] if plain else []
+
+
+def step_row(case, plain, drafting):
+  """Medians of [steps, 2] seconds."""
+  one, other = 1e3 * np.median(plain, axis=0), 1e3 * np.median(drafting, axis=0)
+  return rounded({
+    "name": "steps without drafts", "rows": case.rows, "plain_ms": one[0], "drafting_ms": other[0],
+    "plain_cpu_ms": one[1], "drafting_cpu_ms": other[1], "speedup": one[0] / other[0],
+    "cpu_speedup": one[1] / other[1], "steps": [len(plain), len(drafting)],
+    "load_average": provenance.load_average(),
+  })  # fmt: skip
 
 
 def row_of(case, rounds, config):
