@@ -66,6 +66,7 @@ BAD_FLAGS = {
   "attention": (
     [*SMALL, "--attention_backend=mosaic_gpu"], ["attention='mosaic_gpu'", "'cpu'", "'auto'"],
   ),
+  "drafter": (["--model=random", "--speculate=eagle:k=4"], ["'eagle'", "ngram:k=4"]),
   "port": (["--mode=serve", "--port=70000"], ["port", "70000"]),
   "host": (["--mode=serve", "--host=256.0.0.1"], ["host=256.0.0.1", "bound"]),
   "no_prompt": (["--mode=generate"], ["--prompt"]),

@@ -28,14 +28,18 @@ _SPECULATE = flags.DEFINE_string("speculate", "ngram:k=4", "As for jaxserve.main
 _OUTPUTS = flags.DEFINE_integer("outputs", _DEFAULT.outputs, "Of a request.", lower_bound=8)
 _ROUNDS = flags.DEFINE_integer("rounds", _DEFAULT.rounds, "All cases each.", lower_bound=1)
 _CACHE = flags.DEFINE_string("cache_dir", _DEFAULT.cache_dir, "As for jaxserve.main.")
+_STEPS = flags.DEFINE_bool("steps", False, "Only what a step without drafts costs, step by step.")
 _RECORD = flags.DEFINE_bool("record", False, "Append the result to results/.")
 
 COLUMNS = (
   ("text", "name", "{}"),
   ("rows", "rows", "{}"),
+  ("plain ms", "plain_ms", "{:.1f}"),
+  ("drafting ms", "drafting_ms", "{:.1f}"),
   ("plain tokens/s", "plain_tokens_per_s", "{:.1f}"),
   ("tokens/s", "tokens_per_s", "{:.1f}"),
   ("ratio", "speedup", "{:.2f}"),
+  ("of processor time", "cpu_speedup", "{:.2f}"),
   ("tokens a step", "decode_tokens_per_step", "{:.2f}"),
   ("accepted", "acceptance_rate", "{:.0%}"),
   ("same tokens", "same_tokens", "{:.1%}"),
@@ -50,7 +54,7 @@ def main(argv):
       model=_MODEL.value, dtype=_DTYPE.value, speculate=speculation.parse(_SPECULATE.value),
       outputs=_OUTPUTS.value, rounds=_ROUNDS.value, cache_dir=_CACHE.value,
     )  # fmt: skip
-    rows = run.run(chosen)
+    rows = run.steps(chosen) if _STEPS.value else run.run(chosen)
   except (ValueError, NotImplementedError, OSError) as error:
     print(f"experiments.speculation: {error}", file=sys.stderr)
     return 2

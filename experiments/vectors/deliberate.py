@@ -25,7 +25,7 @@ def reason(
   """
   rules = (
     _others_are_served, _one_key, _length_beats_min_tokens, _outgrows_the_pool,
-    _decodes_before_drafts, _no_placeholders, _drafts_end_with_the_request,
+    _decodes_before_drafts, _no_placeholders, _drafts_end_with_the_request, _drafts_are_awaited,
   )  # fmt: skip
   return next((why for rule in rules if (why := rule(c, requests, seen, expected))), None)
 
@@ -121,3 +121,14 @@ def _drafts_end_with_the_request(c, requests, seen, expected) -> str | None:
   if all(seen["num_computed_after_schedule"][name] == end for name, end in ends.items()):
     return f"drafts: none that max_tokens would cut off ({', '.join(sorted(fewer))})"
   return None
+
+
+def _drafts_are_awaited(c, requests, seen, expected) -> str | None:
+  """Drafts in flight: vLLM schedules as many again before it knows which were right."""
+  ours, theirs = seen.get("scheduled", {}), expected.get("scheduled", {})
+  waiting = set(theirs) - set(ours)
+  if not (c["asynch"] and c["num_spec_tokens"] and waiting) or not waiting <= set(seen["running"]):
+    return None
+  if any(theirs.get(name) != tokens for name, tokens in ours.items()):
+    return None
+  return f"drafts: {', '.join(sorted(waiting))} waits until those in flight are verified"

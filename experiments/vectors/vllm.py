@@ -198,10 +198,12 @@ def delivered(
   those that the step verifies are left out; it differs in what it schedules then.
 
   Raises:
-    Unsupported: several tokens at once without drafts.
+    Unsupported: several tokens at once without drafts, or none where there must be one.
   """
   counts, ended = {}, set()
   for name in driver.yields(step):
+    if sampled.get(name) == []:
+      raise Unsupported(f"deliberate: a step that reaches request {name}'s last token yields one")
     if len(sampled.get(name) or ()) > 1 and not driver.config.max_drafts:
       raise Unsupported(f"several tokens at once for request {name} without drafts")
     tokens = (sampled.get(name) or [None])[: 1 + step.drafts.get(name, 0)]

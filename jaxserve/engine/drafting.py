@@ -123,6 +123,11 @@ class DraftModel:
     self._table, self._leaves = table, weights.leaves
     self.kv = init_kv(config.draft_model, config.scheduler.cache, jnp.dtype(config.dtype), platform)
 
+  @property
+  def kv_bytes(self) -> int:
+    """Size of its pool."""
+    return sum(x.nbytes for x in jax.tree.leaves(self.kv))
+
   def after(
     self, bucket: int, plan: jax.Array, rows: jax.Array, model: ModelState,
     output: StepOutput | None,
@@ -145,5 +150,4 @@ class DraftModel:
     self.kv, model.token_table, proposed = self._table["draft", output.owner.shape[0]](
       self._leaves, self.kv, model.token_table, rows, output.owner, output.ends
     )
-    proposed.copy_to_host_async()
     return dataclasses.replace(output, proposed=proposed)

@@ -131,7 +131,8 @@ class Engine:
     drafter = drafting.DraftModel(config, draft, table, platform) if draft else None
     params = sched.make_params(config.scheduler) if params is None else params
     engine = cls(config, leaves, table, where, params, seed, salt, drafter)
-    table.check_in_place(engine.kv_bytes)
+    drafts = drafter.kv_bytes if drafter else 0
+    table.check_in_place({"forward": engine.kv_bytes, "follow": drafts, "draft": drafts})
     return engine
 
   @property
@@ -348,11 +349,12 @@ class Engine:
     buckets = self.config.buckets
     largest = buckets[-1] if most_tokens is None else bucket_for(most_tokens, buckets)
     self._state, empty = self._table["schedule", self.policy](self._state, self._placed_params)
+    small = self._small_plan(empty)
     for bucket in (b for b in buckets if b <= largest):
-      self._runner.run(self._plan(empty, bucket), bucket, 0, any_samples=False)
+      self._runner.run(self._plan(empty, bucket), small, bucket, 0, any_samples=False)
     for rows in self.config.rows:
       plan = self._plan(empty, buckets[0])
-      self._runner.run(plan, buckets[0], rows, any_samples=True)
+      self._runner.run(plan, small, buckets[0], rows, any_samples=True)
     self._runner.wait()
 
   def close(self) -> None:
@@ -396,8 +398,7 @@ class Engine:
     parts = scheduled_parts(decision, requests)
     evicted = 0 if decision.evicted is None else int(decision.evicted)
     self.prefix_stats = self.prefix_stats.plus(parts, evicted)
-    small = self._plan(packed, self.config.buckets[0]) if self.config.draft_model else None
-    rows = tuple(zip(requests, parts, strict=True))
+    small, rows = self._small_plan(packed), tuple(zip(requests, parts, strict=True))
     dispatched_s = clock.now()
     done, output, scores = self._runner.dispatch(plan, small, bucket, rows)
     self._in_flight.append(
@@ -427,6 +428,10 @@ class Engine:
     shapes = self.config.plan_shape(tokens), self.config.plan_shape(bucket)
     return jax.device_put(cut_plan(packed, *shapes), self._devices.model)
 
+  def _small_plan(self, decision: jax.Array) -> jax.Array | None:
+    """The rows of a plan in the shape of the smallest bucket, for a draft model."""
+    return self._plan(decision, self.config.buckets[0]) if self.config.draft_model else None
+
   def _collect(self) -> StepEvents:
     """Waits for the oldest step in flight, reads its outputs and commits it."""
     flight = self._in_flight.popleft()
@@ -436,7 +441,7 @@ class Engine:
     taken = flight.take_outputs(self._requests, output)
     sampled = [self._requests[slot] for slot in taken.outputs]
     digests = (self._digests.of_outputs(sampled),) if self._digests else ()
-    counts = taken.counts(self.config.scheduler) if self.config.speculate else ()
+    counts = taken.counts(self.config.scheduler)
     self._state, finished = self._table["commit", self.policy](
       self._state, flight.decision, self._mask(taken.stopped), *digests, *counts
     )

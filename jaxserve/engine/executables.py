@@ -1,6 +1,7 @@
 """A sealed table of compiled executables, and a guard that counts compiles after sealing."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -54,13 +55,18 @@ class ExecutableTable:
     """Forbids additions."""
     self._sealed = True
 
-  def check_in_place(self, kv_bytes: int) -> None:
-    """Raises a RuntimeError if a forward pass would copy the KV cache at every step."""
+  def check_in_place(self, kv_bytes: Mapping[str, int]) -> None:
+    """Raises a RuntimeError if a program would copy the KV cache at every step.
+
+    Args:
+      kv_bytes: size of the cache that programs update, by the first word of their keys.
+    """
     for report in self._reports:
-      if report.key[0] == "forward" and report.alias_bytes < kv_bytes:
+      size = kv_bytes.get(report.key[0], 0)
+      if report.alias_bytes < size:
         raise RuntimeError(
           f"executable {report.key} updates {report.alias_bytes} bytes in place, the KV cache has "
-          f"{kv_bytes}: it would be copied at every step"
+          f"{size}: it would be copied at every step"
         )
 
   @property

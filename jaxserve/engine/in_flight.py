@@ -31,10 +31,12 @@ class Taken:
   outputs: dict[int, int] = dataclasses.field(default_factory=dict)
   proposed: dict[int, int] = dataclasses.field(default_factory=dict)
 
-  def counts(self, config: SchedulerConfig) -> tuple[np.ndarray, np.ndarray]:
-    """`outputs` and `proposed` as `sched.commit` wants them."""
+  def counts(self, config: SchedulerConfig) -> tuple[np.ndarray, ...]:
+    """For `commit`: i32[2, Q] `outputs` and `proposed`; nothing without drafts."""
+    if not config.max_drafts:
+      return ()
     size = config.max_requests
-    return by_slot(self.outputs, size, 1), by_slot(self.proposed, size, 0)
+    return (np.stack([by_slot(self.outputs, size, 1), by_slot(self.proposed, size, 0)]),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

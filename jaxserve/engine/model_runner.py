@@ -83,27 +83,28 @@ class ModelRunner:
     )
     places = sum(1 + part.drafts for _, part in rows)
     samples = any(part.samples for _, part in rows)
-    done, output, hidden = self.run(plan, bucket, places, samples)
-    if self._draft:
-      assert small_plan is not None
-      output = self._draft.after(bucket, plan, small_plan, self._state, output)
+    done, output, hidden = self.run(plan, small_plan, bucket, places, samples)
     scores = prompt_scores.dispatch(self._table, self._leaves, hidden, bucket, rows, self._device)
     return Dispatched(done, output, scores)
 
   def run(
-    self, plan: jax.Array, bucket: int, num_places: int, any_samples: bool
-  ) -> tuple[jax.Array, StepOutput | None, jax.Array]:
-    """Forward pass and head: (ready when the former is, output, hidden states of all tokens)."""
+    self, plan: jax.Array, small_plan: jax.Array | None, bucket: int, num_places: int,
+    any_samples: bool,
+  ) -> tuple[jax.Array, StepOutput | None, jax.Array]:  # fmt: skip
+    """Forward pass, head and drafts: (ready when the first is, output, hidden states of all)."""
     state = self._state
     hidden, state.kv, row_fields, every = self._table["forward", bucket](
       self._leaves, state.kv, state.token_table, plan
     )
-    if not any_samples:
-      return row_fields, None, every
-    rows = bucket_for(num_places, self._config.rows)
-    state.token_table, output = self._table["sample", rows](
-      self._leaves, hidden, state.token_table, state.sampling, row_fields
-    )
+    output = None
+    if any_samples:
+      rows = bucket_for(num_places, self._config.rows)
+      state.token_table, output = self._table["sample", rows](
+        self._leaves, hidden, state.token_table, state.sampling, row_fields
+      )
+    if self._draft:
+      assert small_plan is not None
+      output = self._draft.after(bucket, plan, small_plan, state, output)
     for array in jax.tree.leaves(output):
       array.copy_to_host_async()
     return row_fields, output, every

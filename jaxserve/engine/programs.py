@@ -128,8 +128,9 @@ def _policy_programs(
   prefix = here((chains, np.int32(0), np.bool_(False))) if shapes.prefix_cache else ()
   new = (here(np.zeros((shapes.max_requests, 4), np.uint32)),) if shapes.prefix_cache else ()
   yield Program(key=("schedule", policy), fn=schedule, args=(state, params), donate=(0,))
-  counts = [here(np.zeros(shapes.max_requests, np.int32))] * (2 if shapes.max_drafts else 0)
-  arguments = (state, decision, mask, *new, *counts)
+  arguments: tuple[Any, ...] = (state, decision, mask, *new)
+  if shapes.max_drafts:
+    arguments += (here(np.zeros((2, shapes.max_requests), np.int32)),)
   yield Program(key=("commit", policy), fn=commit, args=arguments, donate=(0,))
   yield Program(key=("abort", policy), fn=abort, args=(state, mask), donate=(0,))
   arguments = (state, number, number, number, flag, *prefix)

@@ -20,7 +20,7 @@ from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
 from jaxserve.model.checkpoint import Checkpoint, Dtype
 from jaxserve.model.quantize import Quantize
-from jaxserve.sched import drafts
+from jaxserve.sched import policies
 
 # The budget for a model on a device under a load.
 SolveBudget = Callable[[ModelConfig, jax.Device, defaults.Load], int]
@@ -118,8 +118,8 @@ def start(options: StartOptions) -> Started:
   """
   store = ExecutableStore(options.cache_dir / "executables")
   for policy in (options.policy, *options.other_policies):
-    found = sched.find_policy(policy)  # before the long part
-    drafts.check(policy, options.speculate.k if options.speculate else 0, found.drafts)
+    sched.find_policy(policy)  # before the long part
+    policies.check_drafts(policy, options.speculate.k if options.speculate else 0)
   where = devices.pick()
   begin = clock.now()
   checkpoint = source.load_checkpoint(options.model, options.cache_dir, options.dtype)

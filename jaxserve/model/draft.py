@@ -113,5 +113,4 @@ def _decodes(
     slot_mapping=jnp.where(live, slot, shape.cache.num_slots + lane),
     num_work=jnp.stack([count, count]),
     work=work,
-    num_drafts=zero[:0],
   )

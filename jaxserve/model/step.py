@@ -64,12 +64,10 @@ def forward(
     model, kv, token_table, plan, config=config, shape=shape, dtype=dtype, attention=attention,
     unroll=unroll,
   )  # fmt: skip
-  if shape.max_drafts:
-    index, fields = verify.places(plan, shape)
-  else:
-    index = plan.logits_idx
-    fields = jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])
+  index, fields = verify.places(plan, shape) if shape.max_drafts else (plan.logits_idx, None)
   hidden = llama.rms_norm(x[index], model.norm[...], config.rms_norm_eps)
+  if fields is None:
+    fields = jnp.stack([plan.row_request, plan.seq_lens, plan.sample_mask])
   return hidden, kv, fields, x
 
 

@@ -36,6 +36,7 @@ def places(plan: StepPlan, shape: PlanShape) -> tuple[jax.Array, jax.Array]:
     (i32[R (1 + K)] indices in T; i32[4, R (1 + K)] request, position of the token to be drawn,
     place in the row from 0, and 1 where the drawn token may count). Padding: 0, Q, 0, 0, 0.
   """
+  assert plan.num_drafts is not None, "the shape has drafts"
   row = jnp.arange(shape.num_rows, dtype=jnp.int32)
   counts = jnp.where(row < plan.num_rows, 1 + plan.num_drafts, 0)
   ends = jnp.cumsum(counts, dtype=jnp.int32)

@@ -108,7 +108,8 @@ def write(result: Result, directory: pathlib.Path, title: str) -> None:
 def table(result: Result) -> str:
   """The runs side by side, for a terminal."""
   runs = result.document["runs"]
-  rows = [(key, [_cell(run[key]) for run in runs]) for key in runs[0] if key != "name"]
+  keys = dict.fromkeys(key for run in runs for key in run if key != "name")
+  rows = [(key, [_cell(run.get(key)) for run in runs]) for key in keys]
   rows.append(("retraces after sealing", [str(result.document["retraces"])] * len(runs)))
   names = [run["name"] for run in runs]
   widths = [max(len(n), *(len(cells[i]) for _, cells in rows)) for i, n in enumerate(names)]

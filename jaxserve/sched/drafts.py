@@ -13,7 +13,6 @@ nothing, not even to the trace.
 """
 
 import dataclasses
-from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
@@ -137,16 +136,3 @@ def queries(
   rows = jnp.searchsorted(ends, query, side="right").astype(jnp.int32)
   offset = query - (ends - counts).at[rows].get(mode="fill", fill_value=0)
   return ends[-1], rows, offset
-
-
-def check(policy: Hashable, max_drafts: int, supported: bool) -> None:
-  """Refuses drafts under a policy that has no rule for them.
-
-  Raises:
-    ValueError: naming the policy.
-  """
-  if max_drafts and not supported:
-    raise ValueError(
-      f"policy={policy!r}: has no rule for draft tokens (max_drafts={max_drafts}); "
-      "use policy='vllm_v1' or 'bucket_shaped', or turn speculation off"
-    )

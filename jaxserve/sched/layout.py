@@ -62,7 +62,7 @@ def lay_out(state: SchedulerState, decision: Decision, shape: PlanShape) -> Step
     slot_mapping=slots,
     num_work=num_work,
     work=work,
-    num_drafts=jnp.zeros(0, jnp.int32) if verified is None else verified,
+    num_drafts=verified,
   )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxserve.config import ModelConfig, SchedulerConfig
 from jaxserve.pytree import scalar
-from jaxserve.sched import drafts, policies
+from jaxserve.sched import policies
 from jaxserve.types import SchedulerParams
 
 
@@ -43,7 +43,7 @@ def make_params(
   Raises:
     ValueError: naming the field, its value and the remedy.
   """
-  drafts.check(config.policy, config.max_drafts, policies.find(config.policy).drafts)
+  policies.check_drafts(config.policy, config.max_drafts)
   explicit = budget is not None
   budget = config.max_budget if budget is None else budget
   max_num_seqs = config.max_num_seqs if max_num_seqs is None else max_num_seqs

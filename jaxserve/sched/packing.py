@@ -113,14 +113,17 @@ def commit(
 ) -> tuple[PackedState, jax.Array]:  # fmt: skip
   """`lifecycle.commit` on packed records.
 
-  `more` is digests where there is a prefix cache, then outputs and proposed with speculation.
+  `more` is its `digests` where there is a prefix cache, then, with speculation, its `outputs` and
+  `proposed` as one i32[2, Q].
   """
-  names = ("digests",) if config.prefix_cache else ()
-  names = (*names, "outputs", "proposed") if config.max_drafts else names
+  given: dict[str, jax.Array] = {}
+  rest = list(more)
+  if config.prefix_cache and rest:
+    given["digests"] = rest.pop(0)
+  if config.max_drafts and rest:
+    given["outputs"], given["proposed"] = rest.pop(0)
   unpacked = unpack(decision, decision_like(config))
-  new, finished = lifecycle.commit(
-    unpack_state(state, config), unpacked, stopped, **dict(zip(names, more, strict=bool(more)))
-  )
+  new, finished = lifecycle.commit(unpack_state(state, config), unpacked, stopped, **given)
   return pack_state(new), finished
 
 

@@ -190,3 +190,17 @@ def rule_of(config: SchedulerConfig) -> Rule:
       f"turn the prefix cache off or choose another policy"
     )
   return policy.rule
+
+
+def check_drafts(name: Hashable, max_drafts: int) -> None:
+  """Refuses speculative decoding under a policy that has no rule for it.
+
+  Raises:
+    ValueError: naming those that have one, or what exists.
+  """
+  if max_drafts and not find(name).drafts:
+    able = " or ".join(repr(name) for name, policy in POLICIES.items() if policy.drafts)
+    raise ValueError(
+      f"policy={name!r}: has no rule for draft tokens (max_drafts={max_drafts}); use {able}, or "
+      "turn speculation off"
+    )

@@ -37,9 +37,11 @@ def schedule(
   context = Context(state, params, config)
   grants, memory = policies.rule_of(config).apply(begin(context), state.policy, context)
   tokens, pages, admitted, preempted, cached, verified = _by_slot(grants, config)
-  start = jnp.where(preempted, 0, state.num_computed) + cached
+  start = jnp.where(preempted, 0, state.num_computed)
+  start = start if cached is None else start + cached
   state = _preempt(state, preempted)
-  samples = (tokens > 0) & (start + tokens - verified == state.num_known)
+  known = state.num_known if verified is None else state.num_known + verified
+  samples = (tokens > 0) & (start + tokens == known)
   decision = Decision(
     order=_order(grants, config),
     num_scheduled=jnp.sum(tokens > 0, dtype=jnp.int32),
@@ -51,9 +53,9 @@ def schedule(
     preempted=preempted,
     samples=samples,
     arrival=state.arrival,
-    drafts=None if grants.extra is None else verified,
+    drafts=verified,
   )
-  if state.reuse is None:
+  if cached is None:
     state = _hand_out_pages(state, grants, config)
   else:
     state, decision = _reuse_pages(state, grants, decision, cached, config)
@@ -70,10 +72,12 @@ def schedule(
   return state, decision
 
 
-def _by_slot(grants: Draft, config: SchedulerConfig) -> tuple[jax.Array, ...]:
+def _by_slot(
+  grants: Draft, config: SchedulerConfig
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
   """Tokens, pages, admitted, preempted, tokens found in the prefix cache, drafts; each [Q].
 
-  By request instead of by order of service. The last two are 0, i32[], without what they count.
+  By request instead of by order of service; None for what there is not.
   """
   lane = jnp.arange(config.max_requests, dtype=jnp.int32)
   slot = jnp.where(grants.request < config.max_requests, grants.request, config.max_requests + lane)
@@ -87,9 +91,8 @@ def _by_slot(grants: Draft, config: SchedulerConfig) -> tuple[jax.Array, ...]:
     columns.append(grants.extra)
   stacked = jnp.stack(columns, axis=-1)
   stacked = jnp.zeros_like(stacked).at[slot].set(stacked, mode="drop", unique_indices=True)
-  none = jnp.zeros((), jnp.int32)
-  cached = none if grants.hits is None else stacked[:, 4]
-  verified = none if grants.extra is None else stacked[:, -1]
+  cached = None if grants.hits is None else stacked[:, 4]
+  verified = None if grants.extra is None else stacked[:, -1]
   return stacked[:, 0], stacked[:, 1], stacked[:, 2] > 0, stacked[:, 3] > 0, cached, verified
 
 

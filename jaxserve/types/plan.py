@@ -44,7 +44,7 @@ class StepPlan:
     cover [0, position + 1) (see `sched.split_kv`); a chunk has one item a tile of queries, with
     kv_start 0, kv_end the position past its last query, split 0 and num_splits 1. Padding 0.
   num_drafts: i32[R], how many of the row's tokens, the last ones, are drafts; each of them and the
-    token before them is a decode with items of its own. i32[0] where max_drafts is 0.
+    token before them is a decode with items of its own. None where max_drafts is 0.
   """
 
   num_tokens: jax.Array
@@ -60,13 +60,13 @@ class StepPlan:
   slot_mapping: jax.Array
   num_work: jax.Array
   work: jax.Array
-  num_drafts: jax.Array
+  num_drafts: jax.Array | None = None
 
 
 def plan_field_shapes(shape: PlanShape) -> dict[str, tuple[int, ...]]:
   """The shape of every field of a `StepPlan`, in the order in which they are packed."""
   rows, tokens = shape.num_rows, shape.num_tokens
-  return {
+  fields: dict[str, tuple[int, ...]] = {
     "num_tokens": (),
     "num_rows": (),
     "row_request": (rows,),
@@ -80,8 +80,8 @@ def plan_field_shapes(shape: PlanShape) -> dict[str, tuple[int, ...]]:
     "slot_mapping": (tokens,),
     "num_work": (2,),
     "work": (shape.num_work_items, WORK_COLUMNS),
-    "num_drafts": (rows if shape.max_drafts else 0,),
   }
+  return fields | {"num_drafts": (rows,)} if shape.max_drafts else fields
 
 
 def packed_size(shape: PlanShape) -> int:

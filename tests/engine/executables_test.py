@@ -54,9 +54,9 @@ def test_guard_counts_compiles_and_nothing_else():
 def test_a_copied_kv_cache_is_refused_at_start():
   table = ExecutableTable()
   table.add(lambda: None, report("forward", 8, alias_bytes=99))
-  table.check_in_place(99)
+  table.check_in_place({"forward": 99})
   with pytest.raises(RuntimeError, match="100: it would be copied"):
-    table.check_in_place(100)
+    table.check_in_place({"forward": 100})
 
 
 def test_every_forward_updates_the_cache_in_place_with_scratch_below_it():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxserve import metrics, sched
-from jaxserve.engine import EngineConfig, SamplingParams, speculation
+from jaxserve.engine import EngineConfig, SamplingParams, drafting, speculation
 from jaxserve.engine.speculation import Speculate
+from jaxserve.model import random_llama
 from jaxserve.replay import recording, replaying
 from jaxserve.replay.recorder import Recorder
+from tests.testing.caches import cache_dir
 from tests.testing.engines import DRAFT_MODEL, MODEL, SCHEDULER, pair
 
 # The drafter, and how much the model looks back: so little that its text goes round, or as it is.
@@ -59,7 +62,7 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
   which=st.sampled_from(ENGINES), requests=st.lists(REQUEST, min_size=1, max_size=6),
   budget=st.integers(5, 61), threshold=st.sampled_from([0, 0, 3]),
@@ -112,6 +115,7 @@ def test_a_text_that_goes_round_takes_fewer_steps():
 def test_a_small_model_drafts_for_a_large_one():
   """Two layers for three; rows get as many drafts as their pages of five tokens reach."""
   engine = idle(kind="draft")
+  engine.warm_up()
   ids = [engine.submit(prompt, SamplingParams(max_tokens=30)) for prompt in ([1, 2, 3], [4] * 7)]
   steps = run_dry(engine)
   found = sum((events.acceptance for events in steps), metrics.Acceptance())
@@ -135,6 +139,21 @@ def test_a_draft_model_must_fit():
       EngineConfig(draft_model=dataclasses.replace(DRAFT_MODEL, **change), **fields)
   with pytest.raises(ValueError, match="draft_model=None: does not belong"):
     EngineConfig(**fields)
+
+
+def test_a_draft_model_is_loaded_by_name_and_needs_the_same_tokens():
+  target = random_llama.random_checkpoint()
+  drafter = speculation.parse("draft:random,k=2")
+  loaded = drafting.load(drafter, target, cache_dir(), "float32")
+  assert loaded.config == target.config and loaded.weights.leaves
+  assert drafting.load(speculation.parse("ngram:k=2"), target, cache_dir(), "float32") is None
+  text = json.dumps({"model": {"vocab": {"a": 0}}})
+  smaller = dataclasses.replace(target.config, vocab_size=9)
+  for other in (
+    dataclasses.replace(target, tokenizer_json=text), random_llama.random_checkpoint(smaller),
+  ):  # fmt: skip
+    with pytest.raises(ValueError, match="the tokens of random are not those of"):
+      drafting.load(drafter, other, cache_dir(), "float32")
 
 
 def test_without_drafts_steps_overlap_and_with_drafts_they_do_not():

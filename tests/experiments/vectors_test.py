@@ -237,6 +237,7 @@ UNSUPPORTED = [
   (LOOP, ("kind",), "surprise", "kind surprise"),
   (LOOP, ("config", "draft_slots_per_request"), 2, "deliberate: a draft model"),
   (GREEDY_DRAFTS, ("note",), "", "deliberate: drafts: every decode gets its token"),
+  (DRAFTS, ("expected", 1, "sampled_by_model"), {"a": []}, "deliberate: a step that reaches"),
   (LOOP, ("config", "policy"), "longest", "no policy longest"),
   (LOOP, ("expected", 0, "drafts_given_after_step"), {"a": [1]}, "drafts"),
   (LOOP, ("expected", 0, "input_throttle"), True, "throttled"),

@@ -72,3 +72,28 @@ def test_chunking_shortens_the_stall_and_costs_steps():
   chunked, unchunked = map(records.run_result, synthetic.both_runs())
   assert unchunked["longest_stall_ms"] > 3 * chunked["longest_stall_ms"]
   assert chunked["steps"] > unchunked["steps"]
+
+
+def drafting_run():
+  """Two verifications, 2 of 3 and 0 of 1 drafts right, a plain decode and a chunk."""
+  row = dict(id="b", kind="decode", samples=True)
+  steps = [
+    _step(i, i + 1.0, requests=(records.StepRequest(**(row | fields)),))
+    for i, fields in enumerate((
+      dict(tokens=4, drafts=3, accepted=2), dict(tokens=2, drafts=1), dict(tokens=1),
+      dict(tokens=5, kind="prefill"),
+    ))
+  ]  # fmt: skip
+  return _run(_request("b", 0.0, 1.0), steps=steps)
+
+
+def test_result_counts_drafts_where_there_are_some():
+  result = records.run_result(drafting_run())
+  assert (result["draft_tokens"], result["accepted_tokens"], result["acceptance_rate"]) == (
+    4,
+    2,
+    0.5,
+  )
+  assert result["accepted_by_position"] == [1, 1]
+  assert result["decode_tokens_per_step"] == pytest.approx(5 / 3, abs=1e-4)
+  assert "draft_tokens" not in records.run_result(synthetic.make_run("chunked", 256))

@@ -6,6 +6,7 @@ import pytest
 
 from jaxserve.replay import charts, records, report
 from tests.replay import synthetic
+from tests.replay.records_test import drafting_run
 
 SUMMARY = {"model": "tiny", "retraces": 0, "tokens_equal": True, "near_ties": 2}
 
@@ -146,3 +147,10 @@ def test_empty_run_renders():
   )
   shown = texts(parse(report.render_report("t", [empty, empty], {})))
   assert "–" in shown and "What one reader sees" not in shown
+
+
+def test_table_has_drafts_where_a_run_has_some(runs):
+  page = report.render_report("Drafts", [drafting_run(), runs[0]], {})
+  cells = [[cell.text for cell in row] for row in parse(page).findall(".//table/tbody/tr")]
+  assert ["Accepted of them", "50.0%", "–"] in cells
+  assert ["Tokens of a stream per step", "1.67", "–"] in cells

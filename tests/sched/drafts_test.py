@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxserve import sched
-from jaxserve.config import PlanShape, SchedulerConfig
+from jaxserve.config import PlanShape, SchedulerConfig, SplitKV
 from jaxserve.sched import packing
 from tests.sched.random_state_test import random_params, random_requests, state_of
 from tests.testing import oracle
@@ -53,11 +53,11 @@ def compare_one_step(rng, config):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_one_step_from_random_states(name):
   rng, preempting, verifying = np.random.default_rng(7), 0, 0
-  for _ in range(200):
+  for _ in range(150):
     decision = compare_one_step(rng, CONFIGS[name])
     preempting += bool(decision.preempted.any())
     verifying += bool(decision.drafts.any())
-  assert preempting > 5 and verifying > 25
+  assert preempting > 3 and verifying > 20
 
 
 @pytest.mark.slow
@@ -268,6 +268,18 @@ def test_every_draft_is_a_decode_of_attention_and_its_row_goes_to_the_head_with_
     [0, 0, 1, 4], [0, 1, 1, 5], [0, 2, 1, 6], [1, 3, 1, 2], [2, 4, 8, 0], [2, 12, 1, 8],
   ]  # fmt: skip
   assert plan.work[:4, 4:].tolist() == [[0, p, 0, 1] for p in (5, 6, 7, 3)]
+  # On an accelerator the keys of each of these queries may be split.
+  shape = PlanShape.of(run.config, 17, 8, SplitKV(capacity=6, tile=2, min_keys=2))
+  split = host(jax.jit(sched.lay_out, static_argnums=2)(run.state, decision, shape))
+  items = split.work[: split.num_work[0]].tolist()
+  assert split.num_work.tolist() == [len(items), len(items) + 2] and len(items) > 4
+  for row, query, position in ((0, 0, 4), (0, 1, 5), (0, 2, 6), (1, 3, 2)):
+    mine = [item for item in items if item[1] == query]
+    assert all(item[:4] == [row, query, 1, position] for item in mine)
+    assert [item[6:] for item in mine] == [[i, len(mine)] for i in range(len(mine))]
+    edges = [item[4:6] for item in mine]
+    assert edges[0][0] == 0 and edges[-1][1] == position + 1
+    assert all(a[1] == b[0] for a, b in zip(edges, edges[1:], strict=False))
 
 
 def test_without_speculation_nothing_is_added_to_state_decision_or_plan():
@@ -275,7 +287,7 @@ def test_without_speculation_nothing_is_added_to_state_decision_or_plan():
   state = sched.init(config)
   decision, shape = packing.decision_like(config), PlanShape.of(config, 17)
   plan = jax.eval_shape(lambda s, d: sched.lay_out(s, d, shape), state, decision)
-  assert state.num_drafts is None and decision.drafts is None and plan.num_drafts.shape == (0,)
+  assert state.num_drafts is None and decision.drafts is None and plan.num_drafts is None
 
 
 def test_a_policy_without_a_rule_for_drafts_is_refused():

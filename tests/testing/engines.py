@@ -89,6 +89,7 @@ def pair(kind: str, attention: float = 1.0, policy: str = "vllm_v1") -> tuple[En
     return plain, build_engine(shared_store(), **fields)
   draft = drafting.Weights(*llama.load(DRAFT_MODEL, draft_weights(attention), jnp.dtype("float32")))
   fields |= dict(speculate=Speculate(kind="draft", k=3, model="tiny"), draft_model=DRAFT_MODEL)
+  fields |= dict(token_buckets=(61,))
   return plain, build_engine(shared_store(), draft=draft, **fields)
 
 
