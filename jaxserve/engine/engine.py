@@ -352,7 +352,7 @@ class Engine:
 
   def _dispatch(self) -> bool:
     """Schedules one step and hands it to the device; False if there was nothing to compute."""
-    budget = int(self._params.budget)
+    begin_s, budget = clock.now(), int(self._params.budget)
     self._state, packed = self._table["schedule", self.policy](self._state, self._placed_params)
     decision = unpack(np.asarray(packed), self._decision_like)
     num_tokens, num_rows = int(decision.num_tokens), int(decision.num_scheduled)
@@ -387,6 +387,7 @@ class Engine:
         output=output,
         done=done,
         dispatched_s=dispatched_s,
+        plan_s=dispatched_s - begin_s,
       )
     )
     self._num_steps += 1
@@ -437,6 +438,7 @@ class Engine:
       admitted=flight.admitted,
       preempted=flight.preempted,
       dispatched_s=flight.dispatched_s,
+      plan_s=flight.plan_s,
       done_s=done_s,
       outputs=outputs,
     )

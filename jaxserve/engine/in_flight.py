@@ -27,6 +27,7 @@ class InFlight:
     output: None where no row samples.
     done: ready when the forward pass is.
     dispatched_s: when it was handed to the device.
+    plan_s: how long the host took to schedule it and to lay it out.
     scores: of prompt tokens that it computes.
   """
 
@@ -41,6 +42,7 @@ class InFlight:
   output: StepOutput | None
   done: jax.Array
   dispatched_s: float
+  plan_s: float
   scores: tuple[prompt_scores.Part, ...] = ()
 
   def take_outputs(

@@ -196,6 +196,7 @@ class StepEvents:
     dispatched_s: when it was handed to the device.
     done_s: when its outputs were on the host.
     outputs: tokens, in row order.
+    plan_s: how long the host took to schedule it and to lay it out.
   """
 
   step: int
@@ -207,6 +208,7 @@ class StepEvents:
   dispatched_s: float
   done_s: float
   outputs: tuple[TokenEvent, ...]
+  plan_s: float = 0.0
 
   @property
   def num_tokens(self) -> int:
