@@ -1,0 +1,1 @@
+"""A server under clients that behave badly."""

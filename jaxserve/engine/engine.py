@@ -384,7 +384,7 @@ class Engine:
 
   def _dispatch(self) -> bool:
     """Schedules one step and hands it to the device; False if there was nothing to compute."""
-    budget = int(self._params.budget)
+    begin_s, budget = clock.now(), int(self._params.budget)
     self._state, packed = self._table["schedule", self.policy](self._state, self._placed_params)
     decision = unpack(np.asarray(packed), self._decisions_like[self.policy])
     num_tokens, num_rows = int(decision.num_tokens), int(decision.num_scheduled)
@@ -416,6 +416,7 @@ class Engine:
         done=done,
         evicted=evicted,
         dispatched_s=dispatched_s,
+        plan_s=dispatched_s - begin_s,
       )
     )
     self._num_steps += 1
@@ -462,6 +463,7 @@ class Engine:
       admitted=flight.admitted,
       preempted=flight.preempted,
       dispatched_s=flight.dispatched_s,
+      plan_s=flight.plan_s,
       done_s=done_s,
       outputs=outputs,
       evicted=flight.evicted,

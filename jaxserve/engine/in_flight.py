@@ -56,6 +56,7 @@ class InFlight:
     done: ready when the forward pass is.
     evicted: pages whose cached content it took.
     dispatched_s: when it was handed to the device.
+    plan_s: how long the host took to schedule it and to lay it out.
     scores: of prompt tokens that it computes.
   """
 
@@ -71,6 +72,7 @@ class InFlight:
   done: jax.Array
   evicted: int
   dispatched_s: float
+  plan_s: float
   scores: tuple[prompt_scores.Part, ...] = ()
 
   def take_outputs(self, alive: Mapping[int, Request], output: StepOutput | None) -> Taken:

@@ -218,6 +218,7 @@ class StepEvents:
     done_s: when its outputs were on the host.
     outputs: tokens, in row order.
     evicted: pages whose cached content was lost to a request of this step.
+    plan_s: how long the host took to schedule it and to lay it out.
   """
 
   step: int
@@ -230,6 +231,7 @@ class StepEvents:
   done_s: float
   outputs: tuple[TokenEvent, ...]
   evicted: int = 0
+  plan_s: float = 0.0
 
   @property
   def num_tokens(self) -> int:

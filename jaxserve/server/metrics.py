@@ -10,7 +10,11 @@ from jaxserve.server.generation import Choice
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
 _PREFIX = "jaxserve:"
 # Series that vLLM does not have; all others are known under its prefix too, if that is asked for.
-_OWN = ("requests_rejected", "numeric_errors", "http_responses", "step_", "retraces")
+_OWN = (
+  "requests_rejected", "numeric_errors", "http_responses", "step_", "retraces", "plan_seconds",
+  "device_seconds", "decode_stall_seconds", "compile_",
+)  # fmt: skip
+_DECODE_WEIGHT = 0.1  # of a step in the running mean of decode-only steps
 _VLLM_PREFIX = "vllm:"
 _SECONDS = (
   0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 240.0,
@@ -44,9 +48,16 @@ class Metrics:
     self._e2e = self._seconds("e2e_request_latency_seconds", "Arrival to last token.")
     self._queue = self._seconds("request_queue_time_seconds", "Arrival to the first schedule.")
     self._prefill = self._seconds("request_prefill_time_seconds", "First schedule to first token.")
+    self._inference = self._seconds(
+      "request_inference_time_seconds", "First schedule to last token."
+    )
     self._decode = self._seconds("request_decode_time_seconds", "First to last token.")
     self._prompt_sizes = self._tokens("request_prompt_tokens", "Prompt tokens of a request.")
     self._output_sizes = self._tokens("request_generation_tokens", "Outputs of a request.")
+    self._max_tokens = self._tokens("request_params_max_tokens", "Most outputs asked for.")
+    # Nobody counts these yet: tokens looked up in the prefix cache, and found there.
+    self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up.")
+    self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found.")
     self._iteration = self._tokens("iteration_tokens_total", "Tokens computed by a step.")
     self._budget = self._gauge("step_budget_tokens", "Token budget of the last step.")
     self._scheduled = self._counter(
@@ -64,6 +75,15 @@ class Metrics:
     self._by_position = self._counter(
       "spec_decode_num_accepted_tokens_per_pos", "The same by place in the draft.", "position"
     )
+    self._plan = self._seconds("plan_seconds", "Host: scheduling a step and laying it out.")
+    self._device = self._seconds("device_seconds", "A step, without waiting for the one before.")
+    self._stall = self._seconds(
+      "decode_stall_seconds",
+      "By how much prefill made a step with decodes longer than theirs alone.",
+    )
+    self._done_s = 0.0
+    self._decode_only_s: float | None = None  # running mean
+    self._compiled(engine)
     self._retraces = self._gauge("retraces", "Traces and compiles since start-up.")
     self._info(scheduler.cache.page_size)
 
@@ -90,6 +110,26 @@ class Metrics:
       self._count_drafts(events.acceptance)
     step = self._step.labels(self._model, "0", str(events.bucket))
     step.observe(events.done_s - events.dispatched_s)
+    self._plan.observe(events.plan_s)
+    device_s = events.done_s - max(events.dispatched_s, self._done_s)
+    self._done_s = events.done_s
+    self._device.observe(device_s)
+    self._stalls(device_s, prefill, total - prefill)
+
+  def _stalls(self, device_s: float, prefill: int, decode: int) -> None:
+    if decode and not prefill:
+      mean = device_s if self._decode_only_s is None else self._decode_only_s
+      self._decode_only_s = mean + _DECODE_WEIGHT * (device_s - mean)
+    elif decode:
+      self._stall.observe(max(device_s - (self._decode_only_s or 0.0), 0.0))
+
+  def _compiled(self, engine: Engine) -> None:
+    reports = engine.compile_reports
+    seconds = self._counter("compile_seconds", "Tracing and compiling at start-up.")
+    seconds.inc(sum(report.trace_s + report.compile_s for report in reports))
+    self._counter("compile_executables", "Made at start-up.").inc(len(reports))
+    hits = self._counter("compile_cache_hits", "Of them, read from the store.")
+    hits.inc(sum(report.cache_hit for report in reports))
 
   def _count_drafts(self, found: Acceptance) -> None:
     numbers = found.drafts, found.draft_tokens, found.accepted_tokens
@@ -119,6 +159,10 @@ class Metrics:
     self._output_sizes.observe(choice.num_tokens)
     self._e2e.observe(times[-1] - arrival_s)
     self._decode.observe(times[-1] - times[0])
+    if choice.admitted_s is not None:
+      self._inference.observe(times[-1] - choice.admitted_s)
+    if choice.job.sampling.max_tokens is not None:
+      self._max_tokens.observe(choice.job.sampling.max_tokens)
     if len(times) > 1:
       self._tpot.observe((times[-1] - times[0]) / (len(times) - 1))
 

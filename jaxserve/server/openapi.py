@@ -112,7 +112,10 @@ def _describe(operation: _Operation, schemas: Mapping[type[Struct], Any]) -> dic
   if operation.reply is not None:
     content = {_JSON: {"schema": schemas[operation.reply]}}
   if operation.chunk is not None:
-    data = {"type": "string", "contentMediaType": _JSON, "contentSchema": schemas[operation.chunk]}
+    # A chunk, or an error that came after the first of them; at the end, [DONE].
+    event = {"anyOf": [schemas[operation.chunk], schemas[protocol.ErrorReply]]}
+    chunk = {"type": "string", "contentMediaType": _JSON, "contentSchema": event}
+    data = {"anyOf": [{"type": "string", "const": "[DONE]"}, chunk]}
     content[_EVENTS] = {"schema": {"type": "object", "properties": {"data": data}}}
   responses = {"200": {"description": "The answer.", "content": content}}
   for status in operation.errors:

@@ -400,6 +400,7 @@ class StepRecord(Struct):
   """One step: `bucket` tokens were computed, of which `decode` + `prefill` were wanted.
 
   `ms` is how long it ran, `gap_ms` the longest time that a stream had waited for the token it got.
+  `requests` are who it computed for, the first of them: number, tokens, and 1 for a prompt's.
   """
 
   step: int
@@ -413,6 +414,7 @@ class StepRecord(Struct):
   running: int
   waiting: int
   pages: int
+  requests: list[tuple[int, int, int]]
 
 
 class ErrorInfo(Struct):

@@ -16,6 +16,7 @@ from jaxserve.server.protocol import Settings, StepRecord
 from jaxserve.types import SchedulerParams
 
 _KEPT = 512
+_SHOWN_REQUESTS = 24  # of a step
 _PAUSE_S = 0.05  # a watcher is woken at most so often
 
 
@@ -54,6 +55,10 @@ class StepFeed:
       running=report.running,
       waiting=report.waiting,
       pages=self._num_pages - report.free_pages,
+      requests=[
+        (part.request_id, part.tokens, int(part.is_prefill))
+        for part in events.scheduled[:_SHOWN_REQUESTS]
+      ],
     )
     self._done_s = events.done_s
     self._records.append(record)

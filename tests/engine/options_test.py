@@ -200,3 +200,22 @@ def test_a_row_that_is_no_number_ends_its_request_and_no_other(monkeypatch):
   (bad, good), _ = run(engine, [(PROMPTS[0], twelve), (PROMPTS[1], twelve)])
   assert len(bad) == 1 and bad[0].finish_reason == "error"
   assert tokens(good) == plain_greedy(weights(), MODEL, PROMPTS[1], 12)
+
+
+def test_abort_while_preempted():
+  """Who leaves while its pages are somebody else's frees nothing twice."""
+  engine = engine_at(30)
+  sampling = SamplingParams(max_tokens=25)
+  ids = [engine.submit(PROMPTS[i], sampling) for i in (2, 1, 4, 1, 0)]
+  preempted = ()
+  while not preempted:
+    preempted = engine.step().preempted
+  gone = preempted[0]
+  assert engine.abort(gone).finish_reason == "abort"
+  alive = {request_id: 0 for request_id in ids if request_id != gone}
+  while step := engine.step():
+    for event in step.outputs:
+      assert event.request_id != gone
+      alive[event.request_id] += event.finish_reason is not None
+  assert set(alive.values()) == {1}
+  assert engine.num_free_pages == SCHEDULER.cache.num_pages and engine.retraces == 0

@@ -192,7 +192,28 @@ VLLM_SERIES = (
   "prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds_bucket",
   "inter_token_latency_seconds_sum", "e2e_request_latency_seconds_count",
   "request_queue_time_seconds_bucket", "request_success_total", "iteration_tokens_total_bucket",
+  "prefix_cache_queries_total", "prefix_cache_hits_total", "cache_config_info",
+  "request_prefill_time_seconds_sum", "request_decode_time_seconds_sum",
+  "request_inference_time_seconds_sum", "request_time_per_output_token_seconds_sum",
+  "request_prompt_tokens_sum", "request_generation_tokens_sum", "request_params_max_tokens_sum",
 )  # fmt: skip
+
+
+OWN_SERIES = (
+  "step_seconds_bucket", "step_budget_tokens", "step_scheduled_tokens_total", "plan_seconds_bucket",
+  "device_seconds_bucket", "decode_stall_seconds_bucket", "compile_seconds_total",
+  "compile_cache_hits_total", "retraces",
+)  # fmt: skip
+
+
+def test_prefill_that_holds_decodes_up_is_a_stall(slow):
+  with servers.running() as run, concurrent.futures.ThreadPoolExecutor(2) as pool:
+    stream = pool.submit(run.complete, max_tokens=60)
+    eventually(lambda: run.metric("generation_tokens_total") > 3)
+    assert run.metric("decode_stall_seconds_count") == 0
+    run.complete("x" * 60, max_tokens=1)  # four chunks beside the stream
+    stream.result()
+    assert 4 <= run.metric("decode_stall_seconds_count") <= 6
 
 
 def test_metrics_under_vllm_s_names():
@@ -201,7 +222,13 @@ def test_metrics_under_vllm_s_names():
     text = run.get("/metrics").text
     for name in VLLM_SERIES:
       assert f"\njaxserve:{name}{{" in text and f"\nvllm:{name}{{" in text, name
-    assert "jaxserve:step_seconds" in text and "vllm:step_seconds" not in text
+    assert "vllm:step_seconds" not in text and "vllm:compile" not in text
+    for name in OWN_SERIES:
+      assert f"\njaxserve:{name}{{" in text and f"vllm:{name}" not in text, name
+    total = lambda name: run.metric(name)
+    assert 0 < total("plan_seconds_sum") and 0 < total("device_seconds_sum")
+    assert total("compile_executables_total") > 10 and total("compile_seconds_total") >= 0
+    assert total("plan_seconds_count") == total("device_seconds_count") == 2  # steps
   with servers.running() as run:
     assert "vllm:" not in run.get("/metrics").text
 

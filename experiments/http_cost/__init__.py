@@ -1,0 +1,1 @@
+"""What HTTP costs a step, and whether chunking still pays behind it."""
