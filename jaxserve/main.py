@@ -301,39 +301,14 @@ def _profile() -> Any:
 
 
 def _solve_budget(model: Any, device: Any, load: Any) -> int:
-  """The budget that keeps --itl_slo_ms; logs it with the reason. ValueError if there is none."""
-  from jaxserve import cost, solve
-  from jaxserve.engine import hardware, profiles
+  """The budget that keeps --itl_slo_ms."""
+  from jaxserve import latency_target
 
   assert _ITL_SLO_MS.value, "without a target nobody asks"
-  width = 2 if _DTYPE.value == "bfloat16" else 4
-  profile, overhead = _profile(), 0.0
-  if profile is None:
-    costs, found = cost.ModelCost.of(model, width, width), hardware.find(device, _DTYPE.value)
-  else:
-    profiles.check_model(profile, model, _DTYPE.value)
-    costs, found = profile.as_hardware()
-    overhead = profile.overhead_s(load.decoders)
-  case = solve.Case(
-    overhead=overhead,
-    itl=_ITL_SLO_MS.value / 1e3,
-    decoders=load.decoders,
-    context=load.context if _ITL_SLO_CONTEXT.value is None else _ITL_SLO_CONTEXT.value,
-    max_prefix=load.max_prefix,
-    page_size=load.page_size,
-  )
-  solution = solve.solve(costs, found, case)
-  solve.check_feasible(
-    case, solution, "itl_slo_ms", "max_num_seqs, max_model_len or itl_slo_context"
-  )
-  logging.info(
-    "%s: %.4g GFLOP/s and %.4g GB/s achieved", found.name, found.flops / 1e9,
-    found.bandwidth / 1e9,
+  return latency_target.solve_budget(
+    model, device, load, itl_ms=_ITL_SLO_MS.value, context=_ITL_SLO_CONTEXT.value,
+    dtype=_DTYPE.value, profile=_profile(),
   )  # fmt: skip
-  logging.info("%s", solve.reason(case, solution))
-  if solution.budget > load.max_budget:
-    logging.info("More than a step can use: the budget is %d", load.max_budget)
-  return min(solution.budget, load.max_budget)
 
 
 def _policy_args() -> dict[str, float]:
@@ -344,19 +319,9 @@ def _policy_args() -> dict[str, float]:
   profile = _profile()
   if profile is None or _POLICY.value != "slo_aware":
     return given
-  from jaxserve import sched
+  from jaxserve import latency_target
 
-  default = dict(sched.POLICIES["slo_aware"].defaults)["itl_target_ms"]
-  target = given.pop("itl_target_ms", default)
-  # The policy predicts products and attention; what else a step takes is not its to spend.
-  left = target - 1e3 * profile.overhead_s()
-  if left <= 0:
-    raise ValueError(
-      f"policy_args=itl_target_ms={target:g}: by --profile a step takes {target - left:.1f} ms "
-      "before it computes anything; raise it"
-    )
-  logging.info("slo_aware: %.1f of the target of %g ms are left for products", left, target)
-  return {**profile.step_terms(), **given, "itl_target_ms": left}
+  return latency_target.slo_aware_args(given, profile)
 
 
 def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
