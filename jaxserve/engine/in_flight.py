@@ -59,7 +59,7 @@ class InFlight:
     for row, (request, part) in enumerate(zip(self.requests, self.scheduled, strict=True)):
       if not part.samples or output is None or alive.get(request.slot) is not request:
         continue
-      event = _token_event(request.id, output, row)
+      event = _token_event(request, output, row)
       request.outputs.append(event.token)
       request.logprobs.append(event.logprob)
       if event.token in request.stop_ids:
@@ -103,9 +103,10 @@ def _admission(decision: Decision, request: Request) -> dict[str, Any]:
   }
 
 
-def _token_event(request_id: int, output: StepOutput, row: int) -> TokenEvent:
+def _token_event(request: Request, output: StepOutput, row: int) -> TokenEvent:
   return TokenEvent(
-    request_id=request_id,
+    request_id=request.id,
+    cached_tokens=request.cached_tokens,
     token=int(output.tokens[row]),
     logprob=float(output.logprobs[row]),
     top_ids=tuple(output.top_ids[row].tolist()),

@@ -81,6 +81,7 @@ class TokenEvent:
     top_logits: their logits, falling.
     log_sum: what turns a logit of that position into a log-probability, by subtraction.
     finish_reason: None while the request goes on.
+    cached_tokens: of the request, found in the prefix cache when it was admitted first.
   """
 
   request_id: int
@@ -90,6 +91,7 @@ class TokenEvent:
   top_logits: tuple[float, ...]
   log_sum: float = 0.0
   finish_reason: FinishReason | None = None
+  cached_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

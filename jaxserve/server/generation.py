@@ -69,7 +69,7 @@ class Choice:
   def __init__(self, index: int, job: Submission, options: TextOptions, tokenizer: Tokenizer):
     self.index, self.job = index, job
     self.finish_reason: FinishReason | None = None
-    self.num_tokens = 0
+    self.num_tokens = self.cached_tokens = 0
     self.token_times_s: list[float] = []
     self.admitted_s: float | None = None
     self._num_top = options.num_top
@@ -82,6 +82,7 @@ class Choice:
   def take(self, event: TokenEvent) -> Piece:
     """The next token of the engine; `finish_reason` may be set by a stop string."""
     self.num_tokens += 1
+    self.cached_tokens = event.cached_tokens
     text = self._detokenizer.push([event.token])
     ended = event.finish_reason is not None
     if ended:
