@@ -154,7 +154,7 @@ def requests_of(
 def _digests(
   workload: Workload, total: np.ndarray, config: SchedulerConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-  """(digests of all pages u32[n, M, 4], pages of the prompts i32[n]); outputs are like no others."""
+  """(digests of all pages u32[n, M, 4], pages of prompts i32[n]); outputs are like no others."""
   page_size, root = config.cache.page_size, cache.root_digest(b"")
   digests = np.zeros((len(workload), config.pages_per_request, 4), np.uint32)
   for index in range(len(workload)):
