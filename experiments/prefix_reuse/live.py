@@ -16,14 +16,11 @@ def run(config, store):
     "outputs": config.outputs, "chats": config.chats, "budget": config.budget,
     "commit": provenance.collect()["commit"],
   }  # fmt: skip
-  started = []
 
-  def measure(setting):
-    if not started:
-      started.append(start(config))
-    return measure_turns(config, started[0].engine, setting["chat"] == "cached")
+  def measure(some):
+    return measure_turns(config, start(config).engine, [one["chat"] == "cached" for one in some])
 
-  return store.measure("Chats", fixed, settings, measure)
+  return store.measure_many("Chats", fixed, settings, measure)
 
 
 def start(config):
@@ -38,17 +35,25 @@ def start(config):
   return started
 
 
-def measure_turns(config, engine, cached):
-  """Medians over the chats; without the cache the same engine computes every prompt whole."""
+def measure_turns(config, engine, arms):
+  """Medians over the chats, a row an arm; without the cache the engine computes prompts whole.
+
+  Arms take turns in every chat, so that a slow minute of the machine falls upon both.
+  """
   rng = np.random.default_rng(0)
   vocabulary = engine.config.model.vocab_size
-  turns = []
+  turns = [[] for _ in arms]
   for _ in range(config.chats):
-    engine.reset_prefix_cache()
     first = rng.integers(0, vocabulary, config.first).tolist()
-    one = ask(config, engine, first, cached)
-    again = first + one["tokens"] + rng.integers(0, vocabulary, config.second).tolist()
-    turns.append((one, ask(config, engine, again, cached)))
+    second = rng.integers(0, vocabulary, config.second).tolist()
+    for cached, done in zip(arms, turns, strict=True):
+      engine.reset_prefix_cache()
+      one = ask(config, engine, first, cached)
+      done.append((one, ask(config, engine, first + one["tokens"] + second, cached)))
+  return [medians(done) for done in turns]
+
+
+def medians(turns):
   return {
     f"{name}_{key}": statistics.median(turn[number][key] for turn in turns)
     for number, name in enumerate(("first", "second"))

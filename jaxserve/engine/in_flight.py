@@ -158,6 +158,7 @@ def _token_event(request: Request, output: StepOutput, row: int) -> TokenEvent:
   count, logprob = request.sampling.num_top, float(output.logprobs[row])
   return TokenEvent(
     request_id=request.id,
+    cached_tokens=request.cached_tokens,
     token=int(output.tokens[row]),
     logprob=logprob,
     top_ids=tuple(output.top_ids[row][:count].tolist()),

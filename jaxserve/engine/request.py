@@ -168,6 +168,7 @@ class TokenEvent:
     finish_reason: None while the request goes on.
     prompt_scores: of the prompt's tokens but the first, with the first output of a request that
       asked for them.
+    cached_tokens: of the request, found in the prefix cache when it was admitted first.
   """
 
   request_id: int
@@ -178,6 +179,7 @@ class TokenEvent:
   log_sum: float = 0.0
   finish_reason: FinishReason | None = None
   prompt_scores: PromptOutput | None = None
+  cached_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

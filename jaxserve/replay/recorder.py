@@ -38,10 +38,12 @@ class Recorder:
       engine: to listen to.
       model: what `--model` loads the same weights from.
       sink: called with every event, between two steps: it should not take long.
-      salt: hex digits, of the digests of pages; None: the engine's, or one drawn anew.
+      salt: hex digits, of the digests of pages; None: that of the engine, if it has a prefix cache,
+        or one drawn anew.
     """
     self.engine = engine
-    salt = salt or engine.salt.hex() or secrets.token_hex(_SALT_BYTES)
+    own = engine.salt.hex() if engine.config.scheduler.prefix_cache else ""
+    salt = salt or own or secrets.token_hex(_SALT_BYTES)
     self.header = make_header(engine, model, salt)
     self.last_step: StepRecord | None = None
     self._sink = sink

@@ -79,7 +79,7 @@ class Choice:
   def __init__(self, index: int, job: Submission, options: TextOptions, tokenizer: Tokenizer):
     self.index, self.job = index, job
     self.finish_reason: FinishReason | None = None
-    self.num_tokens = 0
+    self.num_tokens = self.cached_tokens = 0
     self.token_times_s: list[float] = []
     self.admitted_s: float | None = None
     self._tool_calls = ToolCalls() if options.tools else None
@@ -97,6 +97,7 @@ class Choice:
       self.finish_reason = "length"
       return Piece(index=self.index, finish_reason="length", prompt_scores=event.prompt_scores)
     self.num_tokens += 1
+    self.cached_tokens = event.cached_tokens
     text = self._detokenizer.push([event.token])
     ended = event.finish_reason is not None
     if ended:

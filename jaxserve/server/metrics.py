@@ -34,6 +34,9 @@ class Metrics:
     self._waiting = self._gauge("num_requests_waiting", "Requests that have not.")
     self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.")
     self._prompt = self._counter("prompt_tokens", "Prompt tokens of admitted requests.")
+    self._queried = self._counter("prefix_cache_queries", "Tokens looked up at first admission.")
+    self._hit = self._counter("prefix_cache_hits", "Those of them that were found.")
+    self._evicted = self._counter("prefix_cache_evictions", "Pages whose content was lost.")
     self._generated = self._counter("generation_tokens", "Generated tokens.")
     self._preemptions = self._counter("num_preemptions", "Requests that lost their pages.")
     self._success = self._counter("request_success", "Ended requests.", "finished_reason")
@@ -105,6 +108,10 @@ class Metrics:
       self._scheduled.labels(self._model, "0", kind).inc(tokens)
     self._iteration.observe(total)
     self._preemptions.inc(len(events.preempted))
+    first = [part for part in events.scheduled if part.admission == "first"]
+    self._queried.inc(sum(part.known for part in first))
+    self._hit.inc(sum(part.cached for part in first))
+    self._evicted.inc(events.evicted)
     self._generated.inc(len(report.tokens))
     if any(part.drafts for part in events.scheduled):
       self._count_drafts(events.acceptance)

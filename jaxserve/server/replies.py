@@ -278,9 +278,11 @@ def _prompt_logprobs(
 
 
 def usage_of(order: Order, generation: Generation) -> Usage:
-  """Tokens up to now. No prefix is cached yet, so none came from a cache."""
+  """Tokens up to now. Of sequences with the same prompt, the first says what was cached."""
   outputs = generation.num_tokens
-  return Usage(order.num_prompt, outputs, order.num_prompt + outputs, PromptTokensDetails())
+  cached = {tuple(c.job.prompt): c.cached_tokens for c in reversed(generation.choices)}
+  details = PromptTokensDetails(sum(cached.values()))
+  return Usage(order.num_prompt, outputs, order.num_prompt + outputs, details)
 
 
 async def whole(form: Format, order: Order, generation: Generation) -> bytes:

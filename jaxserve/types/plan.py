@@ -31,8 +31,9 @@ class StepPlan:
   block_tables: i32[R, M], page ids of each row; 0 past the pages that seq_lens needs.
   token_rows: i32[T], row of each token; padding R.
   positions: i32[T], position of each token in its request, from 0; padding 0.
-  slot_mapping: i32[T], page * S + offset where its KV is written; padding N * S + t: distinct and
-    out of range, for mode='drop' with unique_indices=True.
+  slot_mapping: i32[T], page * S + offset where its KV is written; padding, and tokens whose KV is
+    in a shared page, N * S + t: distinct and out of range, for mode='drop' with
+    unique_indices=True.
   num_work: i32[2], how many work items belong to decodes, which have one query and come first, and
     how many items there are. A generated token always is a decode, a prompt token never, however
     its prompt is cut: so the arithmetic of a position does not depend on the chunk it came in.

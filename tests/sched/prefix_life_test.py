@@ -33,18 +33,27 @@ def live_and_drain(rng, config, steps):
   drain(prefix_life(rng, config, params, steps), params)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+SLOW_CONFIGS = ("fcfs", "gate", "roomy")
+SLOW_POLICIES = ("orca", "prefill_first", "sarathi_dynamic", "static")
+
+
+def quick_first(names, slow):
+  return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
+
+
+@pytest.mark.parametrize("name", quick_first(CONFIGS, SLOW_CONFIGS))
 def test_random_lives_equal_the_loop(name):
   rng = np.random.default_rng(len(name))
   config = small_config(prefix_cache=True, **CONFIGS[name])
-  for _ in range(3):
-    live_and_drain(rng, config, steps=100)
+  for _ in range(2):
+    live_and_drain(rng, config, steps=80)
 
 
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p != "vllm_v1"])
+@pytest.mark.parametrize(
+  "policy", quick_first([p for p in POLICIES if p != "vllm_v1"], SLOW_POLICIES)
+)
 def test_random_lives_equal_the_loop_of_every_policy(policy):
   rng = np.random.default_rng(len(policy))
   whole = sched.POLICIES[policy].whole_prompts
   config = small_config(policy=policy, prefix_cache=True, max_budget=31 if whole else 17)
-  for _ in range(2):
-    live_and_drain(rng, config, steps=80)
+  live_and_drain(rng, config, steps=100)
