@@ -76,35 +76,6 @@ OPS = {
   },
 }  # fmt: skip
 
-# Of three drafts the first is right; then three right ones, of which the second ends the request.
-DRAFTS = {
-  "name": "drafts", "kind": "step_loop",
-  "config": {"num_spec_tokens": 3, "block_size": 4, "num_blocks": 9},
-  "requests": [request("a", 2, max_tokens=20, stop=42)],
-  "expected": [
-    step(0, {"a": 2}, ["a"], 7, new=["a"], num_sampled={"a": 1},
-         drafts_given_after_step={"a": [1, 2, 3]}),
-    step(1, {"a": 4}, ["a"], 6, num_sampled={"a": 2}, sampled_by_model={"a": [1, 5]},
-         scheduled_draft_tokens={"a": 3}, num_computed_after_schedule={"a": 6},
-         drafts_given_after_step={"a": [6, 42, 8]}),
-    step(2, {"a": 4}, ["a"], 6, sampled_by_model={"a": [6, 42, 8, 9]}, num_sampled={"a": 2},
-         scheduled_draft_tokens={"a": 3}, num_computed_after_schedule={"a": 8}, finished=["a"]),
-    step(3, {}, [], 8),
-  ],
-}  # fmt: skip
-
-# A budget of 6 that vLLM spends on the drafts of `a`, so that `b` waits.
-GREEDY_DRAFTS = {
-  "name": "greedy", "kind": "step_loop", "config": {"num_spec_tokens": 4, "budget": 6},
-  "requests": [request("a", 2, max_tokens=20), request("b", 3, max_tokens=20),
-               request("c", 1, max_tokens=20)],
-  "expected": [
-    step(0, {"a": 2, "b": 3, "c": 1}, ["a", "b", "c"], 9996, new=["a", "b", "c"],
-         num_sampled={"a": 1, "b": 1, "c": 1}, drafts_given_after_step={"a": [1, 2, 3, 4]}),
-    step(1, {"a": 5, "b": 1}, ["a", "b", "c"], 9996),
-  ],
-}  # fmt: skip
-
 KV = {
   "name": "kv", "kind": "kv_manager",
   "config": {"block_size": 4, "num_blocks": 6, "usable_blocks": 5, "prefix_caching": False},
@@ -151,7 +122,7 @@ CASES = {
 DOCUMENT = {
   "meta": {"defaults_for_missing_config_keys": {"max_model_len": 64}},
   **CASES,
-  "scenarios": [LOOP, PRIORITY, ROUNDS, DRAFTS],
+  "scenarios": [LOOP, PRIORITY, ROUNDS],
   "ops_scenarios": [OPS],
   "kv_scenarios": [KV],
 }
@@ -177,7 +148,7 @@ def test_every_scenario_passes_and_is_reported_once():
   outcomes = list(suite.run(DOCUMENT))
   assert not [o for o in outcomes if o.kind != "pass"]
   names = [o.name for o in outcomes]
-  assert names[0] == "config_cases[0]" and names[-1] == "kv" and len(names) == 12
+  assert names[0] == "config_cases[0]" and names[-1] == "kv" and len(names) == 11
   assert [o.line for o in suite.run(DOCUMENT, only="loop")] == ["pass loop"]
 
 
@@ -196,10 +167,6 @@ WRONG = [
   (LOOP, ("asserted_by_source", "0", "scheduled_contains"), ["c"]),
   (PRIORITY, ("expected", 1, "waiting"), ["late", "high"]),
   (PRIORITY, ("expected", 2, "finished"), []),
-  (DRAFTS, ("expected", 1, "scheduled_draft_tokens"), {"a": 2}),
-  (DRAFTS, ("expected", 1, "num_sampled"), {"a": 1}),
-  (DRAFTS, ("expected", 2, "num_computed_after_schedule"), {"a": 10}),
-  (DRAFTS, ("expected", 2, "finished"), []),
   (OPS, ("ops", 3, "expect", "scheduled"), {"a": 1}),
   (OPS, ("ops", 5, "expect", "finished"), ["a"]),
   (OPS, ("ops", 5, "sampled"), {}),
@@ -236,8 +203,6 @@ UNSUPPORTED = [
   (LOOP, ("asserted_by_source", "0", "surprise"), 1, "unknown field surprise in asserted"),
   (LOOP, ("kind",), "surprise", "kind surprise"),
   (LOOP, ("config", "draft_slots_per_request"), 2, "deliberate: a draft model"),
-  (GREEDY_DRAFTS, ("note",), "", "deliberate: drafts: every decode gets its token"),
-  (DRAFTS, ("expected", 1, "sampled_by_model"), {"a": []}, "deliberate: a step that reaches"),
   (LOOP, ("config", "policy"), "longest", "no policy longest"),
   (LOOP, ("expected", 0, "drafts_given_after_step"), {"a": [1]}, "drafts"),
   (LOOP, ("expected", 0, "input_throttle"), True, "throttled"),
