@@ -1,8 +1,9 @@
 """The same load on the engine alone and through HTTP, in turns; times are the engine's own.
 
-A step's period is the time between the ends of two steps that serve all streams and nothing else;
-of a run it is their lower quartile, since what else the machine does makes the upper half. A stall
-is the longest time between two steps that bring outputs, while the long prompt is there.
+A step's period is the time between the ends of two steps that serve all streams and nothing else,
+of a run their lower quartile. A stall is the longest time between two steps that bring outputs,
+while the long prompt is there. Everything runs `repeats` times in a round, in turns, and the least
+counts: what else the machine does only adds. Medians are over rounds.
 """
 
 import asyncio
@@ -24,10 +25,10 @@ from jaxserve.progress import progress
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """The first questions: streams, tokens, idle, repeats; the last: few streams, a long prompt."""
+  """The first questions: streams, tokens, idle; the last: few streams, a long prompt."""
 
   rounds: int = 5
-  repeats: int = 3  # of the steps, in a round
+  repeats: int = 3
   streams: int = 32
   tokens: int = 120
   idle: int = 1000
@@ -127,41 +128,40 @@ def execute(config, served):
 
 
 def _round(config, served, turned):
+  """Lists of what was measured, by what."""
   engine, row = served.engine, {}
   shapes = engine.config.scheduler
-  engine.set_params(sched.make_params(shapes, budget=config.budget))
+  chunked = sched.make_params(shapes, budget=config.budget)
+  whole = sched.make_params(shapes, budget=shapes.max_budget, chunked_prefill=False)
   load = load_of(config.streams, config.tokens)
+  period = lambda watch: float(np.percentile(watch.periods(config.streams), 25))
+  few = load_of(config.few, config.tokens, long=config.long)
+  stall = lambda watch: watch.stall()
   kinds = [
-    ("engine_ms", lambda: alone(engine, load)),
-    ("http_ms", lambda: through_http(served, load)),
-    ("http_idle_ms", lambda: through_http(served, load | {"idle": config.idle})),
+    ("engine_ms", chunked, period, lambda: alone(engine, load)),
+    ("http_ms", chunked, period, lambda: through_http(served, load)),
+    ("http_idle_ms", chunked, period, lambda: through_http(served, load | {"idle": config.idle})),
+    ("engine_chunked_ms", chunked, stall, lambda: alone(engine, few)),
+    ("engine_unchunked_ms", whole, stall, lambda: alone(engine, few)),
+    ("http_chunked_ms", chunked, stall, lambda: through_http(served, few)),
+    ("http_unchunked_ms", whole, stall, lambda: through_http(served, few)),
   ]
   for repeat in range(config.repeats):
-    for name, call in reversed(kinds) if turned ^ (repeat % 2 == 1) else kinds:
-      period = float(np.percentile(call().periods(config.streams), 25))
-      row.setdefault(name, []).append(round(period, 3))
-  load = load_of(config.few, config.tokens, long=config.long)
-  for chunked in (not turned, turned):
-    name = "chunked" if chunked else "unchunked"
-    budget = config.budget if chunked else shapes.max_budget
-    engine.set_params(sched.make_params(shapes, budget=budget, chunked_prefill=chunked))
-    row[f"engine_{name}_ms"] = round(alone(engine, load).stall(), 3)
-    row[f"http_{name}_ms"] = round(through_http(served, load).stall(), 3)
+    for name, params, measure, call in reversed(kinds) if turned ^ (repeat % 2 == 1) else kinds:
+      engine.set_params(params)
+      row.setdefault(name, []).append(round(measure(call()), 3))
   return row
 
 
 def _medians(config, rows):
-  steps = {
-    name: statistics.median(period for row in rows for period in row[name])
-    for name in ("engine_ms", "http_ms", "http_idle_ms")
-  }
-  gains = [
-    statistics.median(row[f"{kind}_unchunked_ms"] / row[f"{kind}_chunked_ms"] for row in rows)
-    for kind in ("engine", "http")
-  ]
+  least = [{name: min(values) for name, values in row.items()} for row in rows]
+  of = lambda function: statistics.median(map(function, least))
+  gain = lambda kind: of(lambda row: row[f"{kind}_unchunked_ms"] / row[f"{kind}_chunked_ms"])
   found = {
-    **steps, "overhead_ms": steps["http_ms"] - steps["engine_ms"],
-    "idle_ratio": steps["http_idle_ms"] / steps["http_ms"],
-    "engine_gain": gains[0], "http_gain": gains[1], "gain_kept": gains[1] / gains[0],
+    **{name: of(lambda row, name=name: row[name]) for name in least[0]},
+    "overhead_ms": of(lambda row: row["http_ms"] - row["engine_ms"]),
+    "idle_ratio": of(lambda row: row["http_idle_ms"] / row["http_ms"]),
+    "engine_gain": gain("engine"), "http_gain": gain("http"),
+    "gain_kept": gain("http") / gain("engine"),
   }  # fmt: skip
   return dataclasses.asdict(config) | {key: round(value, 3) for key, value in found.items()}
