@@ -2,7 +2,7 @@
 
 The engine alone, the same load through the server, and that beside idle connections, in turns; then
 one long prompt among a few streams, chunked and not, both ways. Clients run in a process of their
-own. Prints medians over rounds and one JSON line; --record appends it to results/.
+own. Prints medians over rounds, and one JSON line; --record appends it to results/.
 """
 
 import json

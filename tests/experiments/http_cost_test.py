@@ -11,13 +11,15 @@ from tests.testing import servers
 def test_a_round_on_a_tiny_engine():
   model = servers.served()
   model.engine.guard.count = 0
-  config = run.Config(rounds=2, streams=4, tokens=40, idle=5, few=3, long=12, budget=8)
+  config = run.Config(rounds=2, repeats=2, streams=4, tokens=40, idle=5, few=3, long=12, budget=8)
   try:
     found = run.execute(config, model)
   finally:
     model.engine.set_params(sched.make_params(servers.SCHEDULER))
-  assert len(found["rounds"]) == 2 and all(min(row.values()) > 0 for row in found["rounds"])
-  assert found["http_over_engine"] > 0.2 and found["idle_ratio"] > 0.2
+  assert len(found["measured"]) == 2
+  for row in found["measured"]:
+    assert len(row["http_idle_ms"]) == 2 and np.min(np.hstack(list(row.values()))) > 0
+  assert found["idle_ratio"] > 0.2 and found["overhead_ms"] > -found["engine_ms"]
   assert found["gain_kept"] > 0 and model.engine.listener is None
   assert model.engine.is_idle and model.engine.num_free_pages == servers.NUM_PAGES
 
