@@ -30,7 +30,7 @@ def root_digest(salt: bytes, request_salt: str | None = None) -> bytes:
   ]
 
 
-def page_digests(tokens: Sequence[int], page_size: int, parent: bytes) -> np.ndarray:
+def page_digests(tokens: Sequence[int] | np.ndarray, page_size: int, parent: bytes) -> np.ndarray:
   """Digests of the full pages of `tokens`, u32[len(tokens) // page_size, 4].
 
   Word 0 is never 0, which means "no content". About 1 us a page, and 0.1 us a token.
