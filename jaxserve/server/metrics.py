@@ -58,26 +58,13 @@ class Metrics:
     self._prompt_sizes = self._tokens("request_prompt_tokens", "Prompt tokens of a request.")
     self._output_sizes = self._tokens("request_generation_tokens", "Outputs of a request.")
     self._max_tokens = self._tokens("request_params_max_tokens", "Most outputs asked for.")
-    # Nobody counts these yet: tokens looked up in the prefix cache, and found there.
-    self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up.")
-    self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found.")
     self._iteration = self._tokens("iteration_tokens_total", "Tokens computed by a step.")
     self._budget = self._gauge("step_budget_tokens", "Token budget of the last step.")
     self._scheduled = self._counter(
       "step_scheduled_tokens", "Tokens computed by steps, padding among them.", "kind"
     )
     self._step = self._seconds("step_seconds", "Dispatch of a step to its outputs.", "bucket")
-    self._drafts = [
-      self._counter(f"spec_decode_num_{name}", text)
-      for name, text in (
-        ("drafts", "Times that drafts of a request were verified."),
-        ("draft_tokens", "Draft tokens verified."),
-        ("accepted_tokens", "Draft tokens that the model found right."),
-      )
-    ]
-    self._by_position = self._counter(
-      "spec_decode_num_accepted_tokens_per_pos", "The same by place in the draft.", "position"
-    )
+    self._speculation()
     self._plan = self._seconds("plan_seconds", "Host: scheduling a step and laying it out.")
     self._device = self._seconds("device_seconds", "A step, without waiting for the one before.")
     self._stall = self._seconds(
@@ -129,6 +116,19 @@ class Metrics:
       self._decode_only_s = mean + _DECODE_WEIGHT * (device_s - mean)
     elif decode:
       self._stall.observe(max(device_s - (self._decode_only_s or 0.0), 0.0))
+
+  def _speculation(self) -> None:
+    self._drafts = [
+      self._counter(f"spec_decode_num_{name}", text)
+      for name, text in (
+        ("drafts", "Times that drafts of a request were verified."),
+        ("draft_tokens", "Draft tokens verified."),
+        ("accepted_tokens", "Draft tokens that the model found right."),
+      )
+    ]
+    self._by_position = self._counter(
+      "spec_decode_num_accepted_tokens_per_pos", "The same by place in the draft.", "position"
+    )
 
   def _compiled(self, engine: Engine) -> None:
     reports = engine.compile_reports
