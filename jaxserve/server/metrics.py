@@ -12,7 +12,7 @@ _PREFIX = "jaxserve:"
 # Series that vLLM does not have; all others are known under its prefix too, if that is asked for.
 _OWN = (
   "requests_rejected", "numeric_errors", "http_responses", "step_", "retraces", "plan_seconds",
-  "device_seconds", "decode_stall_seconds", "compile_",
+  "device_seconds", "decode_stall_seconds", "compile_", "prefix_cache_evictions",
 )  # fmt: skip
 _DECODE_WEIGHT = 0.1  # of a step in the running mean of decode-only steps
 _VLLM_PREFIX = "vllm:"
