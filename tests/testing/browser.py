@@ -116,6 +116,7 @@ class Browser:
     sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     page.call("Emulation.setDeviceMetricsOverride", **sizes)
     page.call("Page.navigate", url=url)
+    page.until("location.href !== 'about:blank' && document.readyState === 'complete'")
     return page
 
   def requested(self):
