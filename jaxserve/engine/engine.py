@@ -113,8 +113,9 @@ class Engine:
     drafter = drafting.DraftModel(config, draft, table, platform) if draft else None
     params = sched.make_params(config.scheduler) if params is None else params
     engine = cls(config, leaves, table, where, params, seed, drafter)
-    drafts = drafter.kv_bytes if drafter else 0
-    _check_in_place(table, {"forward": engine.kv_bytes, "follow": drafts, "draft": drafts})
+    _check_in_place(table, engine.kv_bytes)
+    if drafter:
+      _check_in_place(table, drafter.kv_bytes, ("follow", "draft"))
     return engine
 
   @property
@@ -441,10 +442,11 @@ class Engine:
     return tuple(self._requests[slot].id for slot in np.flatnonzero(np.asarray(mask)).tolist())
 
 
-def _check_in_place(table: ExecutableTable, sizes: dict[str, int]) -> None:
+def _check_in_place(
+  table: ExecutableTable, kv_bytes: int, kinds: Sequence[str] = ("forward",)
+) -> None:
   for report in table.reports:
-    kv_bytes = sizes.get(report.key[0], 0)
-    if report.alias_bytes < kv_bytes:
+    if report.key[0] in kinds and report.alias_bytes < kv_bytes:
       raise RuntimeError(
         f"executable {report.key} updates {report.alias_bytes} bytes in place, the KV cache has "
         f"{kv_bytes}: it would be copied at every step"
