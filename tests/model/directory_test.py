@@ -100,6 +100,13 @@ class TestGood:
     read = hf_directory.read_hf_directory(tmp_path / "m", "float32")
     assert read.eos_token_ids == (1, 2, 3, 5, 7)
 
+  def test_a_suspicious_rope_is_warned_about_and_read(self, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(hf_directory.logging, "warning", lambda form, *a: told.append(form % a))
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    same(hf_directory.read_hf_directory(write(tmp_path / "m", rope_parameters=rope), "float32"))
+    assert len(told) == 1 and str(tmp_path / "m") in told[0] and "dynamic" in told[0]
+
 
 class TestWeights:
   def test_pickles_are_refused_with_advice(self, tmp_path):

@@ -228,6 +228,20 @@ class TestUnknown:
     message = fails("some/model", tmp_path, "the hub did not give it: no route to host;")
     assert "\n" not in message
 
+  def test_a_hub_id_is_read_from_where_the_client_put_it(self, tmp_path, monkeypatch):
+    params, asked = write_hf(tmp_path / "m"), []
+
+    def snapshot_download(name, allow_patterns):
+      asked.append((name, allow_patterns))
+      return str(tmp_path / "m")
+
+    hub = types.SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    read = source.load_checkpoint("some/model", tmp_path, "float32")
+    np.testing.assert_array_equal(read.params["layers.0.o"], params["layers.0.o"])
+    ((name, patterns),) = asked
+    assert name == "some/model" and "*.safetensors" in patterns and "*.bin" not in patterns
+
   def test_no_hub_client(self, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     fails("some/model", tmp_path, "pip install huggingface_hub$")
