@@ -17,7 +17,7 @@ is an OpenAI-compatible server (extra: serve).
 
   python -m jaxserve.main --mode=convert --model SRC --out DST
 
-writes a checkpoint in the native format, which starts fastest.
+writes a checkpoint in the native format: verified, and nothing is left to dequantize.
 """
 
 import json

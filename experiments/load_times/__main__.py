@@ -39,8 +39,7 @@ def main(argv: list[str]) -> None:
     else:
       path = Path(_MODEL.value)
     kind = "gguf" if path.is_file() else "safetensors"
-    if kind == "safetensors":
-      _report(kind, [measure.load(str(path), _DTYPE.value) for _ in range(_REPEATS.value)])
+    _report(kind, [measure.load(str(path), _DTYPE.value) for _ in range(_REPEATS.value)])
     begin = time.perf_counter()
     source.convert(str(path), scratch / "native", scratch)
     seconds = time.perf_counter() - begin

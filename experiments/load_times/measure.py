@@ -94,7 +94,10 @@ def load_here(model: str, dtype: str) -> Load:
   Path("/proc/self/clear_refs").write_text("5")
   before = _memory("VmRSS")
   begin = time.perf_counter()
-  checkpoint = source.load_checkpoint(model, Path("~/.cache/jaxserve"), dtype)
+  if model.endswith(".gguf"):  # Each time from the file itself, not from what it was converted to.
+    checkpoint, _ = source.open_checkpoint(model, Path("unused"))
+  else:
+    checkpoint = source.load_checkpoint(model, Path("unused"), dtype)
   _, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype(dtype))
   jax.block_until_ready(leaves)
   seconds = time.perf_counter() - begin
