@@ -1,10 +1,13 @@
 """Settings of every test. JAX is told before it starts a backend, hence at import."""
 
+import gc
 import os
+import pathlib
 import shutil
 import tempfile
 
 import hypothesis
+import pytest
 
 # Before JAX is imported: with the extra gpu-aot it would look for a driver.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -21,6 +24,21 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # The first example compiles, so a deadline would measure XLA.
 hypothesis.settings.register_profile("jaxserve", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("jaxserve")
+
+
+# Every executable of XLA:CPU is a few mappings of memory, of which Linux gives a process 65,530; when
+# they are used up, the next compilation aborts it.
+MOST_MAPPINGS = 20_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgets_executables():
+  """Drops what earlier modules compiled, once it is much; they share little of it."""
+  yield
+  maps = pathlib.Path("/proc/self/maps")
+  if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPPINGS:
+    jax.clear_caches()
+    gc.collect()
 
 
 def pytest_configure(config):
