@@ -26,8 +26,8 @@ hypothesis.settings.register_profile("jaxserve", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("jaxserve")
 
 
-# Every executable of XLA:CPU is a few mappings of memory, of which Linux gives a process 65,530; when
-# they are used up, the next compilation aborts it.
+# Every executable of XLA:CPU is a few mappings of memory, of which Linux gives a process 65,530;
+# when they are used up, the next compilation aborts it.
 MOST_MAPPINGS = 20_000
 
 
