@@ -64,11 +64,14 @@ class Calls:
 
 
 def plain_calls(config):
+  def commit(state, decision, stopped, *digests):
+    return sched.commit(state, decision, stopped, **({"digests": digests[0]} if digests else {}))
+
   return Calls(
     init=lambda: sched.init(config),
     submit=jax.jit(sched.submit, donate_argnums=0),
     schedule=jax.jit(lambda s, p: sched.schedule(s, p, config), donate_argnums=0),
-    commit=jax.jit(sched.commit, donate_argnums=0),
+    commit=jax.jit(commit, donate_argnums=0),
     samples=lambda decision: np.asarray(decision.samples),
     params=jax.device_put(sched.make_params(config)),
   )

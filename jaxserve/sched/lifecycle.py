@@ -123,6 +123,7 @@ def commit(
   state: SchedulerState,
   decision: Decision,
   stopped: jax.Array,
+  *,
   digests: jax.Array | None = None,
   outputs: jax.Array | None = None,
   proposed: jax.Array | None = None,

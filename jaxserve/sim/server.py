@@ -320,7 +320,8 @@ def _collect(
   index += requests.first_output.at[done.arrival].get(mode="clip")
   decision = dataclasses.replace(decision, samples=done.samples, arrival=done.arrival)
   state, _ = sched.commit(
-    state, decision, jnp.zeros_like(done.samples), _new_digests(state, requests, done, config)
+    state, decision, jnp.zeros_like(done.samples),
+    digests=_new_digests(state, requests, done, config),
   )  # fmt: skip
   return dataclasses.replace(
     sim,

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 import pytest
 
@@ -191,9 +192,7 @@ def test_a_row_that_is_no_number_ends_its_request_and_no_other(monkeypatch):
     return event_of(request, output, row)
 
   take = in_flight.InFlight.take_outputs
-  copies = lambda self, alive, output: take(
-    self, alive, output and type(output)(**{k: np.array(v) for k, v in vars(output).items()})
-  )
+  copies = lambda self, alive, output: take(self, alive, jax.tree.map(np.array, output))
   monkeypatch.setattr(in_flight.InFlight, "take_outputs", copies)
   monkeypatch.setattr(in_flight, "_token_event", broken)
   twelve = SamplingParams(max_tokens=12)

@@ -160,7 +160,7 @@ class Run:
     given, new = np.ones(size, np.int32), np.zeros(size, np.int32)
     given[: len(outputs)], new[: len(proposed)] = outputs, proposed
     mask = np.isin(np.arange(size), stopped)
-    self.state, finished = self.commit_fn(self.state, decision, mask, given, new)
+    self.state, finished = self.commit_fn(self.state, decision, mask, outputs=given, proposed=new)
     return np.flatnonzero(finished).tolist()
 
   def numbers(self, slot):

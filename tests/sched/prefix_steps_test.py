@@ -95,7 +95,7 @@ def test_scan_and_vmap_equal_single_calls():
   def turn(state, budget):
     params = dataclasses.replace(sched.make_params(CONFIG), budget=budget)
     state, decision = sched.schedule(state, params, CONFIG)
-    return sched.commit(state, decision, none, zeros)[0], decision
+    return sched.commit(state, decision, none, digests=zeros)[0], decision
 
   budgets = jnp.asarray([[20, 40, 100, 9], [64, 5, 31, 80]], jnp.int32)
   run = lambda budget: jax.lax.scan(turn, twins.state, budget)  # noqa: E731
@@ -105,7 +105,7 @@ def test_scan_and_vmap_equal_single_calls():
     for budget in budgets[lane]:
       params = dataclasses.replace(sched.make_params(CONFIG), budget=budget)
       state, decision = schedule(state, params)
-      state, _ = commit(state, decision, none, zeros)
+      state, _ = commit(state, decision, none, digests=zeros)
       decisions.append(decision)
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *decisions)
     chex.assert_trees_all_equal(

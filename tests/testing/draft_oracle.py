@@ -151,7 +151,9 @@ class DraftTwins(scheduling.Twins):
     outputs = np.ones(size, np.int32) if outputs is None else np.asarray(outputs, np.int32)
     proposed = np.zeros(size, np.int32) if proposed is None else np.asarray(proposed, np.int32)
     mask = np.isin(np.arange(size), list(stopped))
-    self.state, finished = self.commit_fn(self.state, decision, mask, outputs, proposed)
+    self.state, finished = self.commit_fn(
+      self.state, decision, mask, outputs=outputs, proposed=proposed
+    )
     expected = self.oracle.commit(step, stopped, outputs.tolist(), proposed.tolist())
     assert sorted(np.flatnonzero(finished)) == sorted(expected)
     self.check()

@@ -84,7 +84,7 @@ class PrefixTwins:
         if digest is not None:
           digests[r.slot] = digest
     mask = np.isin(np.arange(self.config.max_requests), list(stopped))
-    self.state, finished = self.commit_fn(self.state, decision, mask, digests)
+    self.state, finished = self.commit_fn(self.state, decision, mask, digests=digests)
     keys = {q: digests[q].tobytes() for q in range(len(digests)) if digests[q, 0]}
     expected = self.oracle.commit(step, stopped, keys)
     assert sorted(np.flatnonzero(finished)) == sorted(expected)
