@@ -80,7 +80,7 @@ class Scorer:
     for start in range(0, len(tokens), self.chunk):
       count = min(self.chunk, len(tokens) - start)
       plan = pack_plan(plans.step_plan(self._shape, 1, start, count))
-      hidden, self._kv, _ = self._forward(leaves, self._kv, table, plan)
+      hidden, self._kv, *_ = self._forward(leaves, self._kv, table, plan)
       yield _logits(leaves, hidden, graphdef)[:count]
 
 
