@@ -7,6 +7,8 @@ from experiments.http_cost import run
 from jaxserve import sched
 from tests.testing import servers
 
+pytestmark = pytest.mark.one_leg
+
 
 def test_a_round_on_a_tiny_engine():
   model = servers.served()

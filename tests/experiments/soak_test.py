@@ -2,8 +2,12 @@
 
 import time
 
+import pytest
+
 from experiments.soak import run
 from tests.testing import servers
+
+pytestmark = pytest.mark.one_leg
 
 
 def test_twelve_seconds_leave_nothing_behind():

@@ -10,6 +10,8 @@ from tests.testing.own_policy_oracles import random_args
 from tests.testing.prefix_twins import prefix_life
 from tests.testing.scheduling import small_config
 
+pytestmark = pytest.mark.one_leg
+
 POLICIES = sorted(name for name, p in sched.POLICIES.items() if not p.no_prefix_cache)
 CONFIGS = {
   "fcfs": {},

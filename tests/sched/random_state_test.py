@@ -10,6 +10,8 @@ from jaxserve.types import SchedulerState, Status
 from tests.testing import oracle
 from tests.testing.scheduling import Twins, small_config
 
+pytestmark = pytest.mark.one_leg
+
 CONFIGS = {
   f"{ordering}_{reserve}": small_config(ordering=ordering, reserve=reserve, max_num_seqs=6)
   for ordering in ("fcfs", "priority")

@@ -13,6 +13,8 @@ from tests.testing import oracle
 from tests.testing.scheduling import Twins, small_config
 from tests.testing.sglang_oracle import random_arguments
 
+pytestmark = pytest.mark.one_leg
+
 POLICIES = ("sglang", "sglang_mixed")
 # Outputs are hardly reserved, so that many retractions follow.
 CARELESS = {"clip_max_new_tokens": 1, "page_overhead": 0}

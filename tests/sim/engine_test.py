@@ -13,6 +13,8 @@ from jaxserve.engine import QueueFullError, SamplingParams
 from jaxserve.workload import Workload
 from tests.testing.engines import SCHEDULER, tiny_engine
 
+pytestmark = pytest.mark.one_leg
+
 POLICIES = ("vllm_v1", "sarathi", "prefill_first", "sglang")
 STEP_S = 1.0
 
