@@ -138,12 +138,12 @@ def test_an_aligned_prompt_cached_whole_computes_one_token_and_writes_no_shared_
   engine = cached_engine()
   prompt = np.random.default_rng(2).integers(0, 61, 6 * S).tolist()
   once = engine.generate([prompt], SamplingParams(max_tokens=1))
-  before = host(engine._model.kv)
+  before = host(engine._runner._state.kv)
   engine.submit(prompt, SamplingParams(max_tokens=1))
   events = engine.step()
   assert [(part.tokens, part.cached) for part in events.scheduled] == [(1, 6 * S - 1)]
   assert events.outputs[0].token == once[0].tokens[0]
-  chex.assert_trees_all_equal(before, host(engine._model.kv))
+  chex.assert_trees_all_equal(before, host(engine._runner._state.kv))
 
 
 def test_twins_of_one_step_share_what_the_first_of_them_computes():
