@@ -299,6 +299,7 @@ def _sampling(
       else tuple(request.allowed_token_ids),
       num_top=options.num_top or 0,
       prompt_logprobs=prompt_logprobs,
+      cache_salt=request.cache_salt,
     )
   except ValueError as error:
     raise of_value_error(error) from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import socket
@@ -30,13 +31,14 @@ SCHEDULER = SchedulerConfig(
 
 
 @functools.cache
-def served() -> server.Served:
+def served(prefix_cache: bool = False) -> server.Served:
   """One engine for a process; whoever uses it leaves it idle."""
   checkpoint = random_checkpoint()
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype("float32"))
   config = EngineConfig(
-    model=checkpoint.config, scheduler=SCHEDULER, dtype="float32", token_buckets=(16,),
-    query_tile=16, eos_token_ids=checkpoint.eos_token_ids, score_prompts=True,
+    model=checkpoint.config, scheduler=dataclasses.replace(SCHEDULER, prefix_cache=prefix_cache),
+    dtype="float32", token_buckets=(16,), query_tile=16, eos_token_ids=checkpoint.eos_token_ids,
+    score_prompts=True,
   )  # fmt: skip
   engine = Engine.build(config, graphdef, leaves, store=engines.shared_store())
   engine.warm_up()
