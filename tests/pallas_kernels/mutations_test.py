@@ -52,6 +52,9 @@ MUTATIONS = {
   "chunk_stores_foreign_rows": (CHUNK, "jnp.int32(size)) != 0", "jnp.int32(size)) >= 0", SMALLEST),
 }
 
+# A missing wait is a race of the interpreter's threads: once in a while the copy is there in time.
+ATTEMPTS = 4
+
 
 def _run(root, test):
   return subprocess.run(
@@ -83,8 +86,13 @@ def test_a_broken_kernel_is_noticed(name, copy):
   source = path.read_text()
   assert source.count(old) == 1, f"{old!r} must be in {file} exactly once"
   path.write_text(source.replace(old, new))
-  try:
-    child = _run(copy, test)
-  except subprocess.TimeoutExpired:
-    return  # a kernel that waits for ever has been noticed
-  assert child.returncode == 1 and "1 failed" in child.stdout, child.stdout[-2000:]
+  said = ""
+  for _ in range(ATTEMPTS):
+    try:
+      child = _run(copy, test)
+    except subprocess.TimeoutExpired:
+      return  # a kernel that waits for ever has been noticed
+    said = child.stdout
+    if child.returncode == 1 and "1 failed" in said:
+      return
+  pytest.fail(f"{ATTEMPTS} runs noticed nothing: {said[-2000:]}")

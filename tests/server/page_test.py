@@ -60,7 +60,9 @@ def test_streams_and_a_long_prompt_are_drawn(page):
   placed, lanes = page.run("lanes(steps)")
   assert 4 <= lanes <= 8  # the streams and the prompt side by side; lanes are used again
   assert len(placed) == len(steps(page))
-  assert page.run("document.getElementById('kv-now').textContent").endswith("of 96 pages")
+  page.until(
+    "document.getElementById('kv-now').textContent.endsWith('of 96 pages')"
+  )  # once a second
 
 
 def test_the_slider_changes_the_budget(page):
@@ -75,6 +77,7 @@ def test_the_slider_changes_the_budget(page):
 
 
 def test_everything_has_a_role_and_a_name(page):
+  page.until("document.getElementById('summary').textContent.startsWith('Step')")  # once a second
   roles = page.roles()
   for role, name in (
     ("heading", "Tokens of each step"), ("slider", "Budget"), ("button", "Start 4 streams"),
