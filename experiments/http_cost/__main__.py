@@ -40,6 +40,7 @@ def _served(config):
     model=_MODEL.value, cache_dir=pathlib.Path(_CACHE.value).expanduser(), budget=config.budget,
     other_budgets=(0,), max_num_seqs=config.streams, max_model_len=length,
     kv_cache_tokens=2 * length + config.streams * (config.tokens + 64),
+    prefix_cache=False,  # the long prompt is the same every time
   )  # fmt: skip
   started = startup.start(options)
   started.engine.warm_up()
