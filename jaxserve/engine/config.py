@@ -55,6 +55,8 @@ class EngineConfig:
     query_tile: most queries of one attention work item.
     splits: how decodes are split over work items; None: not, or as "mosaic_gpu" needs it.
     overlap: dispatch a step before the outputs of the one before it are read.
+    decode_steps: most steps, of decodes alone, that the device runs without the host between them;
+      outputs then come in such bursts, and a new request waits for fewer than twice as many steps.
     eos_token_ids: end-of-sequence tokens.
     other_policies: scheduling policies besides scheduler.policy that `Engine.set_policy` may
       switch to.
@@ -72,6 +74,7 @@ class EngineConfig:
   query_tile: int = 512
   splits: SplitKV | None = None
   overlap: bool = True
+  decode_steps: int = 1
   eos_token_ids: tuple[int, ...] = ()
   other_policies: tuple[str, ...] = ()
   score_prompts: bool = False
@@ -80,6 +83,13 @@ class EngineConfig:
 
   def __post_init__(self) -> None:
     check_draft_model(self.speculate, self.draft_model, self.model, self.scheduler)
+    if self.decode_steps < 1:
+      raise ValueError(f"decode_steps={self.decode_steps}: must be at least 1")
+    if self.decode_steps > 1 and self.speculate:
+      raise ValueError(
+        f"decode_steps={self.decode_steps}: drafts need the host after every step; leave out "
+        "speculate, or decode_steps"
+      )
     if self.scheduler.max_model_len > self.model.max_position:
       raise ValueError(
         f"max_model_len={self.scheduler.max_model_len}: the model supports at most "
@@ -104,6 +114,12 @@ class EngineConfig:
     """
     small = [bucket for bucket in self.buckets if bucket <= DOUBLING_UNTIL]
     return tuple(sorted({small[-1] if small else self.buckets[0], self.buckets[-1]}))
+
+  @property
+  def decode_buckets(self) -> tuple[int, ...]:
+    """Token buckets of loops of decodes, rising: for one row, and for every row bucket."""
+    seats = min(self.scheduler.max_num_seqs, self.scheduler.max_budget)
+    return tuple(sorted({bucket_for(min(rows, seats), self.buckets) for rows in (1, *self.rows)}))
 
   @property
   def rows(self) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from jaxserve.engine.drafting import DraftModel
 from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
 from jaxserve.engine.in_flight import InFlight, scheduled_parts
 from jaxserve.engine.model_runner import ModelRunner
+from jaxserve.engine.planner import Planner
 from jaxserve.engine.prefix import NO_SALT, PageDigests, PrefixStats
 from jaxserve.engine.request import (
   Completion,
@@ -31,6 +32,7 @@ from jaxserve.engine.request import (
   Listener,
   Request,
   SamplingParams,
+  Scheduled,
   StepEvents,
   TokenEvent,
   check_token_ids,
@@ -38,9 +40,7 @@ from jaxserve.engine.request import (
 )
 from jaxserve.engine.sampling_row import MAX_SEED
 from jaxserve.engine.store import ExecutableStore
-from jaxserve.pytree import unpack
-from jaxserve.sched import packing
-from jaxserve.types import SchedulerParams, cut_plan
+from jaxserve.types import Decision, SchedulerParams
 
 
 class QueueFullError(RuntimeError):
@@ -65,19 +65,10 @@ class Engine:
     self.prefix_stats = PrefixStats()
     self.listener: Listener | None = None  # told of everything that happens
     self.guard = CompileGuard()
-    self._table, self._devices = table, where
+    self._reports = table.reports
     self._rng = np.random.default_rng(seed)
     self._runner = ModelRunner(config, leaves, table, where.model, draft)
-    self._empty_states = {
-      shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
-      for shapes in config.schedulers
-    }
-    self._schedulers = {shapes.policy: shapes for shapes in config.schedulers}
-    for shapes in config.schedulers:
-      packing.small_like(shapes)  # traces, so before the guard starts
-    self._decisions_like = {
-      policy: packing.decision_like(shapes) for policy, shapes in self._schedulers.items()
-    }
+    self._planner = Planner(config, table, where)
     self._requests: dict[int, Request] = {}  # by slot
     self._slots: dict[int, int] = {}  # request id -> slot
     self._in_flight: collections.deque[InFlight] = collections.deque()
@@ -132,7 +123,8 @@ class Engine:
     params = sched.make_params(config.scheduler) if params is None else params
     engine = cls(config, leaves, table, where, params, seed, salt, drafter)
     drafts = drafter.kv_bytes if drafter else 0
-    table.check_in_place({"forward": engine.kv_bytes, "follow": drafts, "draft": drafts})
+    kv = engine.kv_bytes
+    table.check_in_place({"forward": kv, "decode_steps": kv, "follow": drafts, "draft": drafts})
     return engine
 
   @property
@@ -143,7 +135,7 @@ class Engine:
   @property
   def compile_reports(self) -> tuple[CompileReport, ...]:
     """One per executable."""
-    return self._table.reports
+    return self._reports
 
   @property
   def retraces(self) -> int:
@@ -173,13 +165,12 @@ class Engine:
   @property
   def num_free_pages(self) -> int:
     """Pages that nobody holds."""
-    numbers = np.asarray(self._state.numbers)
-    return int(packing.small_fields(numbers, self.config.scheduler).pool.num_free)
+    return self._planner.num_free_pages
 
   def set_params(self, params: SchedulerParams) -> None:
     """Changes budget, seats or threshold from the next scheduled step on; nothing recompiles."""
     self._params = params
-    self._placed_params = jax.device_put(packing.pack_params(params), self._devices.scheduler)
+    self._planner.set_params(params)
     if self.listener:
       self.listener.on_params(params)
 
@@ -196,14 +187,15 @@ class Engine:
     """
     if not self.is_idle:
       raise RuntimeError(f"{len(self._requests)} requests are being served: change policy before")
-    if policy not in self._empty_states:
-      built = ", ".join(map(str, self._empty_states))
+    policies = self._planner.policies
+    if policy not in policies:
+      built = ", ".join(map(str, policies))
       raise ValueError(f"policy={policy!r}: the engine was built for {built}")
-    kept = tuple(p for p in self._empty_states if p != policy and isinstance(p, str))
+    kept = tuple(p for p in policies if p != policy and isinstance(p, str))
+    self._planner.set_policy(policy)
     self.config = dataclasses.replace(
-      self.config, scheduler=self._schedulers[policy], other_policies=kept
+      self.config, scheduler=self._planner.shapes, other_policies=kept
     )
-    self._state = jax.device_put(self._empty_states[policy], self._devices.scheduler)
     self.reset_prefix_cache()
     self.set_params(params)
 
@@ -222,7 +214,7 @@ class Engine:
     self._digests = None
     if self.config.scheduler.prefix_cache:
       self._digests = PageDigests(self.config.scheduler, self.salt)
-      self._state = jax.device_put(self._empty_states[self.policy], self._devices.scheduler)
+      self._planner.clear()
 
   def check(self, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
     """Raises the ValueError with which `submit` would refuse this; any thread may ask."""
@@ -266,11 +258,7 @@ class Engine:
     self.check(prompt, sampling, priority)
     limit = sched.request_limit(config, len(prompt), sampling.max_tokens)
     chain, reuse = self._digests.of_prompt(prompt, sampling) if self._digests else (None, ())
-    self._state, slot_array = self._table["submit", self.policy](
-      self._state, np.int32(len(prompt)), np.int32(limit), np.int32(priority),
-      np.bool_(constraint is not None), *reuse,
-    )  # fmt: skip
-    slot = int(slot_array)
+    slot = self._planner.submit(len(prompt), limit, priority, constraint is not None, reuse)
     if slot == config.max_requests:
       raise QueueFullError(f"all {config.max_requests} request slots are taken; try again later")
     if sampling.seed is None:
@@ -290,7 +278,7 @@ class Engine:
     slot = self._slots.pop(request_id, None)
     if slot is None:
       return None
-    self._state = self._table["abort", self.policy](self._state, self._mask([slot]))
+    self._planner.abort([slot])
     if self.listener:
       self.listener.on_abort(request_id)
     return completion(self._requests.pop(slot), "abort")
@@ -300,17 +288,14 @@ class Engine:
 
     With overlap, step n + 1 is dispatched before the outputs of step n are read here.
     """
-    # Drafts are for who is known to be there: while there are some, nothing is dispatched ahead.
-    depth = 1 if self.config.overlap and not self._drafts_wait else 0
-    while len(self._in_flight) <= depth and self._requests:
-      # With nothing in flight, a policy may still sit some steps out.
-      if not any(self._dispatch() for _ in range(1 if self._in_flight else sched.MOST_IDLE_STEPS)):
-        break
-    if self._in_flight:
+    self._keep_ahead()
+    while self._in_flight:
       events = self._collect()
-      if self.listener:
-        self.listener.on_step(events)
-      return events
+      if events is not None:
+        if self.listener:
+          self.listener.on_step(events)
+        return events
+      self._keep_ahead()
     if self._requests:
       raise RuntimeError(f"{len(self._requests)} requests wait and no step can serve any of them")
     return None
@@ -348,13 +333,14 @@ class Engine:
       raise RuntimeError(f"{len(self._requests)} requests are being served: warm up before")
     buckets = self.config.buckets
     largest = buckets[-1] if most_tokens is None else bucket_for(most_tokens, buckets)
-    self._state, empty = self._table["schedule", self.policy](self._state, self._placed_params)
-    small = self._small_plan(empty)
+    empty, plan = self._planner.schedule(), self._planner.plan
+    small = plan(empty, buckets[0]) if self.config.draft_model else None
     for bucket in (b for b in buckets if b <= largest):
-      self._runner.run(self._plan(empty, bucket), small, bucket, 0, any_samples=False)
+      self._runner.run(plan(empty, bucket), small, bucket, 0, any_samples=False)
     for rows in self.config.rows:
-      plan = self._plan(empty, buckets[0])
-      self._runner.run(plan, small, buckets[0], rows, any_samples=True)
+      self._runner.run(plan(empty, buckets[0]), small, buckets[0], rows, any_samples=True)
+    for bucket in self.config.decode_buckets if self.config.decode_steps > 1 else ():
+      self._runner.decode_steps(self._planner.idle_decode_plans(empty, bucket), 1, bucket)
     self._runner.wait()
 
   def close(self) -> None:
@@ -382,71 +368,61 @@ class Engine:
     self._slots[request.id] = slot
     return request
 
+  def _keep_ahead(self) -> None:
+    """Dispatches until the device has something to do while outputs are read."""
+    # Drafts are for who is known to be there: while there are some, nothing is dispatched ahead.
+    depth = 1 if self.config.overlap and not self._drafts_wait else 0
+    # Steps that were dispatched together count once.
+    while (
+      self._requests and sum(not (i and f.place) for i, f in enumerate(self._in_flight)) <= depth
+    ):
+      # With nothing in flight, a policy may still sit some steps out.
+      if not any(self._dispatch() for _ in range(1 if self._in_flight else sched.MOST_IDLE_STEPS)):
+        break
+
   def _dispatch(self) -> bool:
-    """Schedules one step and hands it to the device; False if there was nothing to compute."""
+    """Schedules a step, or several of decodes, and dispatches them; False if it is empty."""
     begin_s, budget = clock.now(), int(self._params.budget)
-    self._state, packed = self._table["schedule", self.policy](self._state, self._placed_params)
-    decision = unpack(np.asarray(packed), self._decisions_like[self.policy])
-    num_tokens, num_rows = int(decision.num_tokens), int(decision.num_scheduled)
-    preempted = self._unreported + self._ids(decision.preempted)
-    self._unreported = preempted if num_tokens == 0 else ()
-    if num_tokens == 0:
+    decided = self._planner.decide()
+    first = decided.decisions[0]
+    preempted = self._unreported + self._ids(first.preempted)
+    self._unreported = preempted if decided.plan is None else ()
+    if decided.plan is None:
       return False
-    bucket = bucket_for(num_tokens, self.config.buckets)
-    plan = self._plan(packed, bucket)
-    requests = tuple(self._requests[slot] for slot in decision.order[:num_rows].tolist())
-    parts = scheduled_parts(decision, requests)
-    evicted = 0 if decision.evicted is None else int(decision.evicted)
-    self.prefix_stats = self.prefix_stats.plus(parts, evicted)
-    small, rows = self._small_plan(packed), tuple(zip(requests, parts, strict=True))
+    rows = [self._rows(decision) for decision in decided.decisions]
     dispatched_s = clock.now()
-    done, output, scores = self._runner.dispatch(plan, small, bucket, rows)
-    self._in_flight.append(
-      InFlight(
-        step=self._num_steps,
-        bucket=bucket,
-        budget=budget,
-        decision=packed,
-        requests=requests,
-        scheduled=parts,
-        scores=scores,
-        admitted=self._ids(decision.admitted),
-        preempted=preempted,
-        output=output,
-        done=done,
-        evicted=evicted,
-        dispatched_s=dispatched_s,
-        plan_s=dispatched_s - begin_s,
+    done, output, scores = self._runner.dispatch(decided, rows)
+    for place, decision in enumerate(decided.decisions):
+      self._in_flight.append(
+        InFlight(
+          bucket=decided.bucket,
+          budget=budget,
+          decision=decided.packed[place],
+          requests=tuple(request for request, _ in rows[place]),
+          scheduled=tuple(part for _, part in rows[place]),
+          scores=scores,
+          admitted=self._ids(decision.admitted),
+          preempted=self._ids(decision.preempted) if place else preempted,
+          output=output,
+          done=done,
+          evicted=0 if decision.evicted is None else int(decision.evicted),
+          dispatched_s=dispatched_s,
+          plan_s=(dispatched_s - begin_s) / len(rows),
+          place=place if len(rows) > 1 else None,
+        )
       )
-    )
-    self._num_steps += 1
     return True
 
-  def _plan(self, decision: jax.Array, bucket: int) -> jax.Array:
-    """The packed plan of a packed decision, on the model's device."""
-    tokens = bucket_for(bucket, self.config.layouts)
-    packed = np.asarray(self._table["lay_out", tokens, self.policy](self._state, decision))
-    shapes = self.config.plan_shape(tokens), self.config.plan_shape(bucket)
-    return jax.device_put(cut_plan(packed, *shapes), self._devices.model)
-
-  def _small_plan(self, decision: jax.Array) -> jax.Array | None:
-    """The rows of a plan in the shape of the smallest bucket, for a draft model."""
-    return self._plan(decision, self.config.buckets[0]) if self.config.draft_model else None
-
-  def _collect(self) -> StepEvents:
-    """Waits for the oldest step in flight, reads its outputs and commits it."""
+  def _collect(self) -> StepEvents | None:
+    """Waits for the oldest step in flight, reads and commits it; None if it was not run."""
     flight = self._in_flight.popleft()
-    jax.block_until_ready(flight.done)
-    output = jax.tree.map(np.asarray, flight.output)  # None stays None
+    output = flight.read()
     done_s = clock.now()
     taken = flight.take_outputs(self._requests, output)
     sampled = [self._requests[slot] for slot in taken.outputs]
     digests = (self._digests.of_outputs(sampled),) if self._digests else ()
     counts = taken.counts(self.config.scheduler)
-    self._state, finished = self._table["commit", self.policy](
-      self._state, flight.decision, self._mask(taken.stopped), *digests, *counts
-    )
-    ended = set(np.flatnonzero(np.asarray(finished)).tolist())
+    ended = self._planner.commit(flight.decision, taken.stopped, *digests, *counts)
     last = {slot: event for slot, event in taken.events if slot in ended}
     outputs = tuple(
       self._finish(event, slot, taken.stopped) if last.get(slot) is event else event
@@ -455,8 +431,11 @@ class Engine:
     self._drafts_wait = any(
       taken.proposed.get(slot) for slot in taken.proposed if slot not in ended
     )
+    if not flight.was_run:
+      return None
+    self._num_steps += 1
     return StepEvents(
-      step=flight.step,
+      step=self._num_steps - 1,
       bucket=flight.bucket,
       budget=flight.budget,
       scheduled=flight.verified(taken),
@@ -474,10 +453,14 @@ class Engine:
     reason: FinishReason = "stop" if slot in stopped else "length"
     return dataclasses.replace(event, finish_reason=event.finish_reason or reason)
 
-  def _mask(self, slots: Sequence[int]) -> np.ndarray:
-    mask = np.zeros(self.config.scheduler.max_requests, bool)
-    mask[list(slots)] = True
-    return mask
+  def _rows(self, decision: Decision) -> tuple[tuple[Request, Scheduled], ...]:
+    """The rows of a decision on the host, in order, with what is granted to each."""
+    slots = decision.order[: int(decision.num_scheduled)].tolist()
+    requests = [self._requests[slot] for slot in slots]
+    parts = scheduled_parts(decision, requests)
+    evicted = 0 if decision.evicted is None else int(decision.evicted)
+    self.prefix_stats = self.prefix_stats.plus(parts, evicted)
+    return tuple(zip(requests, parts, strict=True))
 
   def _ids(self, mask: jax.Array) -> tuple[int, ...]:
     return tuple(self._requests[slot].id for slot in np.flatnonzero(np.asarray(mask)).tolist())

@@ -44,7 +44,6 @@ class InFlight:
   """A dispatched step.
 
   Attributes:
-    step: its number since the engine was built.
     bucket: T, tokens it was padded to.
     budget: token budget it was scheduled under.
     decision: packed.
@@ -54,16 +53,16 @@ class InFlight:
     preempted: request ids.
     output: None where no row samples.
     done: ready when the forward pass is.
+    place: which of several steps that were dispatched together; None: it was alone.
     evicted: pages whose cached content it took.
     dispatched_s: when it was handed to the device.
     plan_s: how long the host took to schedule it and to lay it out.
     scores: of prompt tokens that it computes.
   """
 
-  step: int
   bucket: int
   budget: int
-  decision: jax.Array
+  decision: jax.Array | np.ndarray
   requests: tuple[Request, ...]
   scheduled: tuple[Scheduled, ...]
   admitted: tuple[int, ...]
@@ -74,6 +73,19 @@ class InFlight:
   dispatched_s: float
   plan_s: float
   scores: tuple[prompt_scores.Part, ...] = ()
+  place: int | None = None
+
+  def read(self) -> StepOutput | None:
+    """Waits for the step; its output, on the host."""
+    jax.block_until_ready(self.done)
+    if self.place is None:
+      return jax.tree.map(np.asarray, self.output)  # None stays None
+    return jax.tree.map(lambda x: np.asarray(x)[self.place], self.output)
+
+  @property
+  def was_run(self) -> bool:
+    """False, of a step that was read, if all its requests had stopped before it."""
+    return self.place is None or self.place < int(self.done)
 
   def take_outputs(self, alive: Mapping[int, Request], output: StepOutput | None) -> Taken:
     """Appends the new tokens to their requests, up to one that stops them.

@@ -10,6 +10,7 @@ from jaxserve.engine import constraints, programs, prompt_scores
 from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.drafting import DraftModel
 from jaxserve.engine.executables import ExecutableTable
+from jaxserve.engine.planner import Decided
 from jaxserve.engine.request import Request, Scheduled
 from jaxserve.engine.sampling_row import sampling_row
 from jaxserve.types import StepOutput
@@ -19,8 +20,8 @@ class Dispatched(NamedTuple):
   """What a step will have computed; every array may still be on its way.
 
   Attributes:
-    done: ready when the forward pass is.
-    output: None where no row samples.
+    done: ready when the forward pass is; of several steps, how many were run.
+    output: None where no row samples; of several steps with a leading axis.
     scores: of prompt tokens.
   """
 
@@ -64,27 +65,27 @@ class ModelRunner:
     )
 
   def dispatch(
-    self,
-    plan: jax.Array,
-    small_plan: jax.Array | None,
-    bucket: int,
-    rows: Sequence[tuple[Request, Scheduled]],
+    self, decided: Decided, rows: Sequence[Sequence[tuple[Request, Scheduled]]]
   ) -> Dispatched:
-    """Runs a plan, and after it whatever its requests ask for besides.
+    """Runs what was decided, and after it whatever its requests ask for besides.
 
     Args:
-      plan: packed, of the bucket.
-      small_plan: the same in the shape of the smallest bucket, for a draft model; else None.
-      bucket: T.
-      rows: of the plan, in order.
+      decided: with tokens.
+      rows: of each step, in order.
     """
+    bucket, plan = decided.bucket, decided.plan
+    assert plan is not None
+    if len(rows) > 1:
+      return self.decode_steps(plan, len(rows), bucket)
     self._state.sampling = constraints.apply(
-      self._table, self._state.sampling, rows, self._config.scheduler.max_num_seqs
+      self._table, self._state.sampling, rows[0], self._config.scheduler.max_num_seqs
     )
-    places = sum(1 + part.drafts for _, part in rows)
-    samples = any(part.samples for _, part in rows)
-    done, output, hidden = self.run(plan, small_plan, bucket, places, samples)
-    scores = prompt_scores.dispatch(self._table, self._leaves, hidden, bucket, rows, self._device)
+    places = sum(1 + part.drafts for _, part in rows[0])
+    samples = any(part.samples for _, part in rows[0])
+    done, output, hidden = self.run(plan, decided.small_plan, bucket, places, samples)
+    scores = prompt_scores.dispatch(
+      self._table, self._leaves, hidden, bucket, rows[0], self._device
+    )
     return Dispatched(done, output, scores)
 
   def run(
@@ -108,6 +109,16 @@ class ModelRunner:
     for array in jax.tree.leaves(output):
       array.copy_to_host_async()
     return row_fields, output, every
+
+  def decode_steps(self, plans: jax.Array, count: int, bucket: int) -> Dispatched:
+    """Runs the first `count` plans, packed, of steps of decodes; output has one row for each."""
+    state = self._state
+    state.kv, state.token_table, output, number = self._table["decode_steps", bucket](
+      self._leaves, state.kv, state.token_table, state.sampling, plans, np.int32(count)
+    )
+    for array in jax.tree.leaves((output, number)):
+      array.copy_to_host_async()
+    return Dispatched(number, output, ())
 
   def wait(self) -> None:
     """Blocks until everything dispatched so far is done."""

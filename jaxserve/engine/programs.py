@@ -17,11 +17,11 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxserve import sched
 from jaxserve.config import PlanShape, SchedulerConfig
-from jaxserve.engine.config import EngineConfig
+from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.devices import Devices
 from jaxserve.engine.executables import Key
 from jaxserve.engine.sampling_row import empty_sampling_table
-from jaxserve.model import scoring, verify
+from jaxserve.model import multi_step, scoring, verify
 from jaxserve.model import step as model_step
 from jaxserve.model.kv_cache import KVCache, init_kv
 from jaxserve.model.logit_edits import num_words
@@ -128,6 +128,12 @@ def _policy_programs(
   prefix = here((chains, np.int32(0), np.bool_(False))) if shapes.prefix_cache else ()
   new = (here(np.zeros((shapes.max_requests, 4), np.uint32)),) if shapes.prefix_cache else ()
   yield Program(key=("schedule", policy), fn=schedule, args=(state, params), donate=(0,))
+  if config.decode_steps > 1:
+    ahead = functools.partial(
+      packing.schedule_ahead,
+      config=shapes, shape=config.plan_shape(config.decode_buckets[-1]), most=config.decode_steps,
+    )  # fmt: skip
+    yield Program(key=("schedule_ahead", policy), fn=ahead, args=(state, params), donate=(0,))
   arguments: tuple[Any, ...] = (state, decision, mask, *new)
   if shapes.max_drafts:
     arguments += (here(np.zeros((2, shapes.max_requests), np.int32)),)
@@ -180,6 +186,8 @@ def model_programs(
       key=("forward", bucket), fn=forward, args=(weights, kv, tokens, plan), donate=(1,),
       compiler_options=options,
     )  # fmt: skip
+  if config.decode_steps > 1:
+    yield from _decode_programs(config, graphdef, (weights, kv, tokens, sampling), devices)
   for rows in reversed(config.rows):
     sample = _sample(config, graphdef, rows)
     arguments = (weights, hidden, tokens, sampling, row_fields)
@@ -195,6 +203,27 @@ def model_programs(
   yield Program(key=("allow",), fn=allow, args=(sampling, slots, masks), donate=(0,))
   if config.score_prompts:
     yield from _scoring_programs(config, graphdef, weights, devices)
+
+
+def _decode_programs(
+  config: EngineConfig, graphdef: nnx.GraphDef, arguments: tuple[Any, ...], devices: Devices
+) -> Iterator[Program]:
+  here, platform = functools.partial(_abstract, device=devices.model), devices.model.platform
+  attention = config.attention
+  assert attention != "auto", "engine.attention.resolve replaces it"
+  for bucket in reversed(config.decode_buckets):
+    shape = config.plan_shape(bucket)
+    decode = functools.partial(
+      multi_step.decode_steps,
+      graphdef=graphdef, config=config.model, shape=shape, dtype=jnp.dtype(config.dtype),
+      rows=bucket_for(min(bucket, config.rows[-1]), config.rows), attention=attention,
+      unroll=platform == "gpu",
+    )  # fmt: skip
+    plans = here(np.zeros((config.decode_steps, packed_size(shape)), np.int32))
+    yield Program(
+      key=("decode_steps", bucket), fn=decode, args=(*arguments, plans, here(np.int32(0))),
+      donate=(1, 2), compiler_options=model_step.compiler_options(platform),
+    )  # fmt: skip
 
 
 def _scoring_programs(

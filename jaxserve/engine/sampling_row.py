@@ -34,7 +34,8 @@ def sampling_row(
     sampling: at most MAX_BIAS biases.
     vocab_size: of the model.
     num_prompt: tokens of the prompt.
-    stop_ids: what min_tokens holds back, at most MAX_STOP_IDS.
+    stop_ids: tokens that end it; the first MAX_STOP_IDS count on the device, where min_tokens holds
+      them back and a loop of decodes ends early.
     constrained: a mask for its next token comes before every step.
   """
   return SamplingTable(
@@ -48,7 +49,7 @@ def sampling_row(
       active=scalar(constrained or sampling.edits_logits, np.bool_),
       num_prompt=scalar(num_prompt, np.int32),
       min_length=scalar(num_prompt + sampling.min_tokens, np.int32),
-      stop_ids=_padded(stop_ids if sampling.min_tokens else (), MAX_STOP_IDS, vocab_size),
+      stop_ids=_padded(stop_ids[:MAX_STOP_IDS], MAX_STOP_IDS, vocab_size),
       presence=scalar(sampling.presence_penalty, np.float32),
       frequency=scalar(sampling.frequency_penalty, np.float32),
       repetition=scalar(sampling.repetition_penalty, np.float32),

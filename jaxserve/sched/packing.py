@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.config import SchedulerConfig
+from jaxserve.config import PlanShape, SchedulerConfig
 from jaxserve.pytree import pack, pytree_dataclass, unpack
-from jaxserve.sched import lifecycle, limits, step
+from jaxserve.sched import ahead, lifecycle, limits, step
 from jaxserve.types import Decision, SchedulerParams, SchedulerState
 
 
@@ -105,6 +105,17 @@ def schedule(
   swept = unpack(params, params_like(config))
   new, decision = step.schedule(unpack_state(state, config), swept, config)
   return pack_state(new), pack(decision)
+
+
+def schedule_ahead(
+  state: PackedState, params: jax.Array, config: SchedulerConfig, shape: PlanShape, most: int
+) -> tuple[PackedState, jax.Array, jax.Array, jax.Array]:
+  """`ahead.schedule_ahead` on packed records."""
+  swept = unpack(params, params_like(config))
+  new, number, decisions, plans = ahead.schedule_ahead(
+    unpack_state(state, config), swept, config, shape, most
+  )
+  return pack_state(new), number, decisions, plans
 
 
 def commit(

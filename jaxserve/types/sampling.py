@@ -6,7 +6,7 @@ from jaxserve.pytree import pytree_dataclass
 
 MAX_TOP = 20  # most alternatives of a token
 FEW_TOP = 8  # so many are computed whether somebody wants them or not
-MAX_STOP_IDS = 64  # stop tokens that min_tokens can hold back
+MAX_STOP_IDS = 64  # stop tokens that the device knows of
 MAX_BIAS = 300  # tokens of a logit bias
 
 
@@ -19,7 +19,7 @@ class LogitEdits:
   active: bool[Q]; where False nothing of the rest is looked at.
   num_prompt: i32[Q], tokens of its prompt.
   min_length: i32[Q]; no stop token is chosen for a position below it.
-  stop_ids: i32[Q, MAX_STOP_IDS].
+  stop_ids: i32[Q, MAX_STOP_IDS]; kept whether active or not.
   presence: f32[Q], taken off tokens that the outputs have; 0 = off.
   frequency: f32[Q], taken off as often as the outputs have them; 0 = off.
   repetition: f32[Q], divides positive and multiplies negative logits of tokens that prompt or
