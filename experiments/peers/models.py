@@ -94,7 +94,7 @@ def write_gguf(hf, folder):
       for part, count in heads.items():
         if part in name:
           values = interleaved(values, count)
-      target = names.get_name(name, try_suffixes=(".weight",)) + ".weight"
+      target = names.get_name(name, try_suffixes=(".weight",))
       if values.ndim == 1:
         writer.add_tensor(target, values)
       else:
@@ -124,12 +124,13 @@ def _gguf_fields(writer, config):
   writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
   writer.add_vocab_size(config["vocab_size"])
   writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-  # Token ids come and go, so the vocabulary is one of names only.
+  # Token ids come and go, so the vocabulary is one of names only; the bytes have to be in it.
   size = config["vocab_size"]
   writer.add_tokenizer_model("llama")
-  writer.add_token_list([b"<unk>", b"<s>", b"</s>", *(b"<%d>" % i for i in range(3, size))])
+  words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+  writer.add_token_list([*words, *(f"<{i}>" for i in range(len(words), size))])
   writer.add_token_scores([0.0] * size)
-  writer.add_token_types([2, 3, 3, *[1] * (size - 3)])
+  writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (size - len(words))])
   writer.add_bos_token_id(1)
   writer.add_eos_token_id(2)
   writer.add_unk_token_id(0)

@@ -12,6 +12,7 @@ from experiments.peers import config, install
 
 _ADAPTERS = pathlib.Path(__file__).with_name("adapters")
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+_LOAD_TIMEOUT_S = 900.0
 _LOG_TAIL = 400  # characters of a dead worker's log that are told
 
 
@@ -26,7 +27,7 @@ class Worker:
     command: of the process.
     environment: of the process, all of it.
     log: file that its stderr is appended to.
-    timeout_s: of one answer.
+    timeout_s: of one answer, loading left out.
   """
 
   def __init__(self, command, environment, log, timeout_s):
@@ -45,10 +46,11 @@ class Worker:
     try:
       self._process.stdin.write(json.dumps({"op": op, **message}) + "\n")
       self._process.stdin.flush()
-      line = self._lines.get(timeout=self._timeout_s)
+      timeout_s = _LOAD_TIMEOUT_S if op == "load" else self._timeout_s
+      line = self._lines.get(timeout=timeout_s)
     except queue.Empty:
       self.close(at_once=True)
-      raise WorkerError(f"no answer to {op} in {self._timeout_s:g} s") from None
+      raise WorkerError(f"no answer to {op} in {timeout_s:g} s") from None
     except OSError:
       line = None
     if line is None:
@@ -109,6 +111,7 @@ def start(peer, folder, log, cache, timeout_s):
 def _environment(peer, folder, cache):
   kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
   kept |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **dict(peer.environment)}
+  kept.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))  # vLLM serves with one unless told.
   kept |= {"VLLM_CACHE_ROOT": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
   if peer.name == config.US:
     kept |= {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}

@@ -1,38 +1,41 @@
 // llama.cpp through node-llama-cpp, as a worker of the line protocol in protocol.py.
-// Its own scheduler batches the sequences; a bound of a step is the batch size of a context.
+// Its scheduler in JavaScript batches the sequences; the bound of a step is a context's batch size.
 
+import fs from "node:fs";
+import os from "node:os";
 import path from "node:path";
 import readline from "node:readline";
-import {createRequire} from "node:module";
 import {pathToFileURL} from "node:url";
 
-const modules = process.env.PEER_MODULES;
-const require = createRequire(path.join(modules, "index.js"));
-const entry = path.join(modules, "node_modules", "node-llama-cpp", "dist", "index.js");
-const {getLlama} = await import(pathToFileURL(entry).href);
-const {version} = require("node-llama-cpp/package.json");
+const home = path.join(process.env.PEER_MODULES, "node_modules", "node-llama-cpp");
+const {getLlama} = await import(pathToFileURL(path.join(home, "dist", "index.js")).href);
+const {version} = JSON.parse(fs.readFileSync(path.join(home, "package.json"), "utf8"));
 
-let model, context, options, chunk;
+let model, context, options;
+let shape = "";
 
-async function setChunk(wanted) {
-  if (context && chunk === wanted)
+// Of a sequence each, the size of a context is the longest request; another shape takes another one.
+async function setShape(chunk, requests) {
+  const longest = Math.max(...requests.map((request) => request.prompt.length + request.tokens));
+  const contextSize = Math.min(512 * Math.ceil(longest / 512 + 0.25), options.max_model_len);
+  const wanted = JSON.stringify([chunk, requests.length, contextSize]);
+  if (shape === wanted)
     return;
   await context?.dispose();
-  chunk = wanted;
   context = await model.createContext({
-    sequences: options.max_num_seqs,
-    contextSize: options.max_model_len,
-    batchSize: wanted ?? options.max_model_len,
-    threads: options.threads,
+    sequences: requests.length,
+    contextSize,
+    batchSize: chunk ?? options.max_model_len,
+    threads: os.availableParallelism(),  // By default four, which spin, on two cores too.
     flashAttention: true
   });
+  shape = wanted;
 }
 
 async function load(message) {
   options = message.options;
   const llama = await getLlama({gpu: false, build: "never", logLevel: "error"});
   model = await llama.loadModel({modelPath: path.join(message.model, "model.gguf")});
-  await setChunk(options.chunk ?? null);
   return {versions: {"node-llama-cpp": version}};
 }
 
@@ -50,7 +53,7 @@ async function generate(request, found, begin, onToken) {
 }
 
 async function serve(message) {
-  await setChunk(message.chunk ?? null);
+  await setShape(message.chunk, message.requests);
   const begin = performance.now();
   const found = message.requests.map(() => ({submitted_s: null, times_s: [], tokens: []}));
   const first = message.requests.flatMap((request, i) => request.after ? [] : [i]);

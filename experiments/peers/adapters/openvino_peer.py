@@ -40,6 +40,7 @@ class OpenVino:
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = tokens
     config.ignore_eos = True
+    config.set_eos_token_id(2)  # It refuses to have none.
     config.do_sample = False
     config.apply_chat_template = False
     ids = openvino.Tensor(np.asarray([prompt], np.int64))

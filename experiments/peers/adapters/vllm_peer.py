@@ -22,6 +22,7 @@ class Vllm:
       enable_prefix_caching=False,
       block_size=_BLOCK_SIZE,
       num_gpu_blocks_override=-(-options["kv_cache_tokens"] // _BLOCK_SIZE),
+      gpu_memory_utilization=0.4,  # of the machine's memory, and no more than a check at start
       disable_log_stats=True,
     )
     self._engine = LLMEngine.from_engine_args(args)
