@@ -33,6 +33,7 @@ _ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds; each measures everything on
 _CACHE = flags.DEFINE_string("cache_dir", "~/.cache/jaxserve", "As for jaxserve.main.")
 _RECORD = flags.DEFINE_bool("record", False, "Append the result to results/.")
 
+
 def prefill_seconds(engine, prompt):
   engine.submit(prompt, SamplingParams(max_tokens=1))
   (events,) = steps(engine)

@@ -73,7 +73,10 @@ L512 = ModelConfig(
   vocab_size=32_000, hidden_size=512, intermediate_size=1376, num_layers=8, num_heads=8,
   num_kv_heads=4, head_dim=64, max_position=8192,
 )  # fmt: skip
-MODELS = ("smollm2-135m", "l512")
+DEFAULT_MODEL = "smollm2-135m"
+# Outputs of every decoder: enough for a steady rate, few enough for a short run.
+OUTPUTS = {DEFAULT_MODEL: 40, "l512": 128}
+MODELS = tuple(OUTPUTS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,11 +125,10 @@ class Config:
     peers: names of engines besides ours.
     models: names.
     cases: names.
-    rounds: each times every case on every engine; start-up is timed in the first only.
+    rounds: each times every case on every engine; start-up is timed once, on the default model.
     peers_dir: environments, converted weights and compile caches.
     venvs: environments that exist already, by peer.
     context: tokens of the prompts of decoders.
-    outputs: tokens of a decoder.
     arrival: outputs that every decoder has when the long prompt of a stall arrives.
     settle_s: pause before an engine is timed, in which the threads of the last one fall asleep.
     timeout_s: of one answer; who takes longer is left out.
@@ -139,7 +141,6 @@ class Config:
   peers_dir: str = "~/.cache/jaxserve/peers"
   venvs: tuple[tuple[str, str], ...] = ()
   context: int = 128
-  outputs: int = 40
   arrival: int = 10
   settle_s: float = 0.25
   timeout_s: float = 120.0
@@ -165,7 +166,7 @@ class Config:
   @property
   def settings(self):
     """What a measured round depends on, the sources left out."""
-    return [self.engine_options, self.context, self.outputs, self.arrival, self.settle_s]
+    return [self.engine_options, self.context, self.arrival, self.settle_s]
 
 
 def pair(words):

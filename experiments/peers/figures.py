@@ -1,4 +1,4 @@
-"""What a worker's times say, the same for every engine. Times in seconds unless a name says else."""
+"""What a worker's times say, the same for every engine. Seconds, unless a name says otherwise."""
 
 import itertools
 import statistics
@@ -13,14 +13,13 @@ def prompt(seed, length, vocab_size):
   return np.random.default_rng(seed).integers(3, vocab_size, length).tolist()
 
 
-def requests(case, config, vocab_size, seed):
-  """What a case sends to an engine."""
+def requests(case, config, outputs, vocab_size, seed):
+  """What a case sends to an engine; decoders have so many outputs."""
   make = lambda number, length: prompt((seed, number), length, vocab_size)
   if case.kind in ("prefill", "start"):
     return [{"prompt": make(0, case.prompt), "tokens": 1, "after": 0}]
   sent = [
-    {"prompt": make(row, config.context), "tokens": config.outputs, "after": 0}
-    for row in range(case.rows)
+    {"prompt": make(row, config.context), "tokens": outputs, "after": 0} for row in range(case.rows)
   ]
   if case.kind == "stall":
     sent.append({"prompt": make(case.rows, case.prompt), "tokens": 1, "after": config.arrival})

@@ -11,7 +11,7 @@ _products = functools.lru_cache(maxsize=4)(limits.plain_products)
 _bandwidth = functools.cache(limits.read_bandwidth)
 
 
-def achieved(case, found, model, loaded, config):
+def achieved(case, found, model, loaded, context):
   """Prefill against plain products of the same shapes; decode against reading memory.
 
   Args:
@@ -19,14 +19,13 @@ def achieved(case, found, model, loaded, config):
     found: its figures on our engine.
     model: the ModelConfig.
     loaded: what our worker said when it had loaded.
-    config: a `config.Config`.
+    context: mean tokens of a decoder.
   """
   if case.kind == "prefill":
     best = limits.product_flops_per_s(*_products(model, case.prompt, jnp.bfloat16))
     ours = limits.prefill_flops(model, case.prompt) * found["tokens_per_s"] / case.prompt
     return {"gflops": ours / 1e9, "product_gflops": best / 1e9, "of_limit": ours / best}
   if case.kind == "decode":
-    context = config.context + config.outputs // 2
     kv_bytes = loaded["kv_bytes_per_token"]
     step = figures.decode_bytes(model, case.rows, context, kv_bytes)
     ours, best = step * found["tokens_per_s"] / case.rows, _bandwidth()()

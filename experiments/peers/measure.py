@@ -11,7 +11,7 @@ import time
 from absl import logging
 
 from experiments.peers import figures, install, limits, models, worker
-from experiments.peers.config import CASES, OURS, PEERS, US
+from experiments.peers.config import CASES, DEFAULT_MODEL, OURS, OUTPUTS, PEERS, US
 from jaxserve.model.hf_directory import read_hf_directory
 from jaxserve.text.tokenizer import load_tokenizer
 
@@ -92,8 +92,9 @@ class Session:
   def run(self):
     """Rows of all that was asked for; only what is not kept is measured."""
     cases, rows = [CASES[name] for name in self._config.cases], []
-    for case in (case for case in cases if case.kind == "start"):
-      rows.append(self._kept_or("start", 0, lambda number: self._start_up(case)))
+    starts = [case for case in cases if case.kind == "start" and self._model == DEFAULT_MODEL]
+    for case in starts:
+      rows.append(self._kept_or("start", 0, lambda _, case=case: self._start_up(case)))
     cases = [case for case in cases if case.kind != "start"]
     if cases:
       rows.append(self._kept_or("agreement", 0, self._agreement))
@@ -152,8 +153,11 @@ class Session:
   def _warm_up(self, process):
     for name, tokens in _WARM_UP:
       for chunk in (512, None) if name.startswith("prefill") else (512,):
-        sent = figures.requests(CASES[name], self._config, self._vocab_size, seed=0)
+        sent = self._requests(CASES[name], seed=0)
         process.ask("serve", chunk=chunk, requests=[r | {"tokens": tokens} for r in sent])
+
+  def _requests(self, case, seed):
+    return figures.requests(case, self._config, OUTPUTS[self._model], self._vocab_size, seed)
 
   def _serve(self, name, case, requests):
     time.sleep(self._config.settle_s)
@@ -162,7 +166,7 @@ class Session:
 
   def _timed(self, case, number):
     """{engine: figures} of one case in one round, beside what the machine can do."""
-    sent = figures.requests(case, self._config, self._vocab_size, seed=1 + number)
+    sent = self._requests(case, seed=1 + number)
     values = {}
     for name in self._engines(number):
       try:
@@ -173,15 +177,16 @@ class Session:
           self._workers.pop(name)
           self._leave_out(name, error)
     if "error" not in values[US]:
+      context = self._config.context + OUTPUTS[self._model] // 2
       values[US] |= limits.achieved(
-        case, values[US], self._checkpoint.config, self._loaded[US], self._config
+        case, values[US], self._checkpoint.config, self._loaded[US], context
       )
     return values
 
   def _agreement(self, number):
     """{peer: first tokens that are ours}, for every prompt."""
     names, found = self._engines(number), {}
-    if self._model == "l512":
+    if self._model != DEFAULT_MODEL:
       prompts = [figures.prompt((9, i), 24, self._vocab_size) for i in range(len(_TEXTS))]
     else:
       tokenizer = load_tokenizer(self._checkpoint.tokenizer_json, (), None)
@@ -213,7 +218,7 @@ class Session:
 
   def _first_token(self, name, case):
     time.sleep(self._config.settle_s)
-    sent = figures.requests(case, self._config, self._vocab_size, seed=0)
+    sent = self._requests(case, seed=0)
     begin = time.perf_counter()
     process = self._spawn(name, "start")
     try:
@@ -232,5 +237,3 @@ def brief(values):
     for name, found in values.items()
   }
   return ", ".join(f"{name} {found}" for name, found in shown.items())
-
-

@@ -116,15 +116,15 @@ def findings(summary, rows, skipped):
 def _limit_finding(model, rows):
   words = []
   for case in dict.fromkeys(row["case"] for row in rows):
-    got = [row["values"][US] for row in rows
-           if (row["model"], row["case"]) == (model, case) and "of_limit" in row["values"][US]]  # fmt: skip
+    ours = [row["values"][US] for row in rows if (row["model"], row["case"]) == (model, case)]
+    got = [one for one in ours if "of_limit" in one]
     if not got:
       continue
     middle = lambda key, got=got: statistics.median(one[key] for one in got)
     pair = ("gflops", "product_gflops", "GFLOP/s")
-    ours, best, unit = pair if "gflops" in got[0] else ("gb_s", "read_gb_s", "GB/s")
+    key, best, unit = pair if "gflops" in got[0] else ("gb_s", "read_gb_s", "GB/s")
     share = f"{middle('of_limit'):.0%}"
-    words.append(f"{case} {middle(ours):.3g} of {middle(best):.3g} {unit} ({share})")
+    words.append(f"{case} {middle(key):.3g} of {middle(best):.3g} {unit} ({share})")
   return [f"{model}, jaxserve against the machine: {'; '.join(words)}"] if words else []
 
 

@@ -1,4 +1,4 @@
-"""The driver's end of the line protocol: a worker is a process that answers one message at a time."""
+"""The driver's end of the line protocol: a process that answers one message at a time."""
 
 import json
 import os

