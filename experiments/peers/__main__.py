@@ -25,6 +25,7 @@ _PEERS = flags.DEFINE_string("peers_dir", _DEFAULT.peers_dir, "Environments, wei
 _VENVS = flags.DEFINE_list("venvs", [], "Environments that exist, as hf=DIR.")
 _TIMEOUT = flags.DEFINE_float("timeout_s", _DEFAULT.timeout_s, "Of one answer.", lower_bound=1)
 _PREPARE = flags.DEFINE_bool("prepare", False, "Only install peers and write weights.")
+_RETRY = flags.DEFINE_bool("retry", False, "Try again what failed in an earlier run.")
 _CACHE = flags.DEFINE_string("cache_dir", "~/.cache/jaxserve", "As for jaxserve.main.")
 _OUT = flags.DEFINE_string("out", "runs/peers", "Folder of the results.")
 _RECORD = flags.DEFINE_bool("record", False, "Write to the experiment's results/ instead.")
@@ -44,7 +45,7 @@ def main(argv):
       print(json.dumps({"left_out": run.prepare(chosen, _CACHE.value)}))
       return 0
     folder = pathlib.Path(__file__).with_name("results") if _RECORD.value else _OUT.value
-    result = run.run(chosen, pathlib.Path(folder).expanduser(), _CACHE.value)
+    result = run.run(chosen, pathlib.Path(folder).expanduser(), _CACHE.value, _RETRY.value)
   except (ValueError, OSError, run.WorkerError) as error:
     print(f"experiments.peers: {error}", file=sys.stderr)
     return 2

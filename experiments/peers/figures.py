@@ -40,6 +40,8 @@ def decode(answered):
   """Outputs a second of all rows, from when each has some until the first one ends."""
   times = [row["times_s"] for row in answered]
   begin, end = max(row[_SETTLED - 1] for row in times), min(row[-1] for row in times)
+  if end <= begin:
+    raise ValueError("a row ended before every row had begun")
   count = sum(begin < time <= end for row in times for time in row)
   return {"tokens_per_s": count / (end - begin)}
 

@@ -1,7 +1,7 @@
 """Measured rounds as JSON lines; a round that is there is not measured again.
 
-A row holds one case in one round on some engines. It serves whoever asks for these engines or some
-of them, while the sources that it depends on are the same.
+A row holds one case in one round on some engines, and who was left out of it and why. It serves
+whoever asks for these engines or some of them, while the sources that it depends on are the same.
 """
 
 import hashlib
@@ -24,9 +24,11 @@ class Kept:
   Args:
     folder: where the file is, or will be.
     depends_on: what else the rows depend on; plain data.
+    retry: rows in which an engine failed or was left out are no use to who asks for it.
   """
 
-  def __init__(self, folder, depends_on):
+  def __init__(self, folder, depends_on, retry=False):
+    self._retry = retry
     self._path, self._code = pathlib.Path(folder) / "results.jsonl", digest([code(), depends_on])
     self._rows = {}
     if self._path.exists():
@@ -35,15 +37,20 @@ class Kept:
         self._rows[row["digest"]] = row
 
   def find(self, model, case, number, engines):
-    """The row, or None unless all of the engines were measured without an error."""
+    """The row, or None unless it says something of all of the engines."""
     row = self._rows.get(self._name(model, case, number))
-    values = row["values"] if row else {}
-    return row if all("error" not in values.get(e, {"error": 1}) for e in engines) else None
+    if row is None:
+      return None
+    failed = {name for name, found in row["values"].items() if "error" in found}
+    failed |= row["left_out"].keys()
+    known = row["values"].keys() - failed if self._retry else row["values"].keys() | failed
+    return row if known >= set(engines) else None
 
-  def add(self, model, case, number, values, versions):
+  def add(self, model, case, number, values, versions, left_out):
     """Keeps what was measured, at once."""
     row = {
       "model": model, "case": case, "round": number, "values": values, "versions": versions,
+      "left_out": left_out,
       "load_average": provenance.load_average(), "digest": self._name(model, case, number),
       **provenance.collect(),
     }  # fmt: skip

@@ -112,11 +112,13 @@ class Session:
   def _kept_or(self, case, number, measure):
     engines = [name for name in self._directories if name not in self.skipped]
     if row := self._kept.find(self._model, case, number, engines):
+      for name in set(engines) & row["left_out"].keys():
+        self._leave_out(name, row["left_out"][name])
       return row
     values = measure(number)
     logging.info("%s, %s, round %d: %s", self._model, case, number + 1, brief(values))
     versions = {name: loaded["versions"] for name, loaded in self._loaded.items()}
-    return self._kept.add(self._model, case, number, values, versions)
+    return self._kept.add(self._model, case, number, values, versions, dict(self.skipped))
 
   def _leave_out(self, name, why):
     if name == US:
@@ -171,7 +173,7 @@ class Session:
     for name in self._engines(number):
       try:
         values[name] = figures.figures(case, self._serve(name, case, sent))
-      except worker.WorkerError as error:
+      except (worker.WorkerError, ValueError) as error:
         values[name] = {"error": str(error)}
         if not self._workers[name].alive:
           self._workers.pop(name)
@@ -192,10 +194,14 @@ class Session:
       tokenizer = load_tokenizer(self._checkpoint.tokenizer_json, (), None)
       prompts = [tokenizer.encode(text, add_special_tokens=False) for text in _TEXTS]
     for name in names:
-      found[name] = [
-        self._serve(name, None, [{"prompt": prompt, "tokens": _AGREED, "after": 0}])[0]["tokens"]
-        for prompt in prompts
-      ]
+      ask = lambda prompt, name=name: self._serve(
+        name, None, [{"prompt": prompt, "tokens": _AGREED, "after": 0}]
+      )
+      try:
+        found[name] = [ask(prompt)[0]["tokens"] for prompt in prompts]
+      except worker.WorkerError as error:
+        self._workers.pop(name).close(at_once=True)
+        self._leave_out(name, error)
     return {
       name: {"first_tokens": figures.agreement(found[US], tokens), "of": _AGREED}
       for name, tokens in found.items()

@@ -31,9 +31,9 @@ class Result:
   findings: list[str]
 
 
-def run(config, folder, cache_dir):
-  """Measures what `folder` does not hold yet, and sums all of it up."""
-  kept = Kept(folder, config.settings)
+def run(config, folder, cache_dir, retry=False):
+  """Measures what `folder` does not hold yet, and sums all of it up; `retry`: see `Kept`."""
+  kept = Kept(folder, config.settings, retry)
   logs = pathlib.Path(config.peers_dir).expanduser() / "logs"
   rows, skipped = measure.run(config, kept, cache_dir, logs)
   summary = table.summarize(rows)

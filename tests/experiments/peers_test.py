@@ -50,7 +50,7 @@ def world(tmp_path, monkeypatch):
 
   monkeypatch.setattr(workers, "start", counted)
 
-  def go(trouble=(), **fields):
+  def go(trouble=(), retry=False, **fields):
     known = {name: fake(name, dict(trouble).get(name, "")) for name in ("vllm", "hf")}
     for module in (config, measure, run, plot, table):
       monkeypatch.setattr(module, "PEERS", known)
@@ -60,7 +60,7 @@ def world(tmp_path, monkeypatch):
       models=("l512",), settle_s=0.0, peers_dir=str(tmp_path / "peers"), **fields
     )
     counts["started"] = 0
-    result = run.run(chosen, tmp_path / "out", tmp_path)
+    result = run.run(chosen, tmp_path / "out", tmp_path, retry)
     return result, counts["started"], chosen
 
   return go
@@ -113,6 +113,12 @@ def test_figures_of_a_decode_count_what_all_rows_do():
   found = figures.figures(Case(kind="decode", rows=2), rows)
   # From 0.45 s, the fourth output of the later row, to 1.0 s, the last of the earlier one.
   assert found["tokens_per_s"] == pytest.approx(11 / 0.55)
+
+
+def test_rows_that_never_decode_together_give_no_rate():
+  rows = [{"times_s": [1, 2, 3, 4, 5]}, {"times_s": [6, 7, 8, 9, 10]}]
+  with pytest.raises(ValueError, match="a row ended before"):
+    figures.figures(Case(kind="decode", rows=2), rows)
 
 
 def test_figures_of_a_stall_are_the_gaps_after_the_arrival():
@@ -203,15 +209,22 @@ def test_a_peer_that_fails_is_left_out_by_name_and_the_others_go_on(world, troub
   (finding,) = [said for said in result.findings if said.startswith("left out")]
   assert "vllm on l512" in finding and words in finding
   assert {line["best"] for line in result.summary} == {"hf"}
+  again, processes, _ = world(trouble={"vllm": trouble})
+  assert processes == 0 and again.findings == result.findings
+  assert world(retry=True)[1] == 3
 
 
-def test_an_error_is_no_measurement_and_is_tried_again(tmp_path):
-  store = kept.Kept(tmp_path, [])
-  store.add("m", "decode_1", 0, {US: {"a": 1}, "hf": {"error": "no"}}, {})
-  again = kept.Kept(tmp_path, [])
-  assert again.find("m", "decode_1", 0, [US])["values"][US] == {"a": 1}
-  assert again.find("m", "decode_1", 0, [US, "hf"]) is None
-  assert again.find("m", "decode_1", 1, [US]) is None
+def test_what_failed_is_tried_again_when_asked_to(tmp_path):
+  values = {US: {"a": 1}, "hf": {"error": "no"}}
+  kept.Kept(tmp_path, []).add("m", "decode_1", 0, values, {}, {"vllm": "no room"})
+  plain, again = kept.Kept(tmp_path, []), kept.Kept(tmp_path, [], retry=True)
+  for engines, found, found_again in (
+    ([US], True, True), ([US, "hf"], True, False), ([US, "vllm"], True, False),
+    ([US, "llamacpp"], False, False),
+  ):  # fmt: skip
+    assert (plain.find("m", "decode_1", 0, engines) is not None) == found
+    assert (again.find("m", "decode_1", 0, engines) is not None) == found_again
+  assert plain.find("m", "decode_1", 1, [US]) is None
   assert kept.Kept(tmp_path, ["another"]).find("m", "decode_1", 0, [US]) is None
 
 
