@@ -7,7 +7,7 @@ from experiments.peers.config import PEERS
 
 def page(config, summary, findings):
   """All there is to say."""
-  models = dict.fromkeys(line["model"] for line in summary)
+  models = dict.fromkeys(line["model"] for line in summary if line["ratios"])
   return report.Page(
     title="Beside other engines, on a CPU",
     question="How does jaxserve compare with the engines that people would pick instead?",

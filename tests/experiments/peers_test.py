@@ -228,6 +228,12 @@ def test_what_failed_is_tried_again_when_asked_to(tmp_path):
   assert kept.Kept(tmp_path, ["another"]).find("m", "decode_1", 0, [US]) is None
 
 
+def test_without_peers_there_are_figures_and_no_ratios(world):
+  result, _, chosen = world(peers=())
+  assert all(line[US] > 0 and "ratio" not in line for line in result.summary)
+  assert plot.page(chosen, result.summary, result.findings).charts == []
+
+
 def rounds(case, *values):
   return [{"model": "m", "case": case, "round": i, "values": v} for i, v in enumerate(values)]
 
