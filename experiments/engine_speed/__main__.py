@@ -9,7 +9,6 @@ JSON document; --record appends it to results/.
 import json
 import pathlib
 import statistics
-import time
 
 from absl import app, flags, logging
 
@@ -17,12 +16,11 @@ from jaxserve.engine import devices
 
 devices.set_up()
 
-import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-from jax import lax  # noqa: E402
 
 from experiments import provenance  # noqa: E402
+from experiments.engine_speed import limits  # noqa: E402
 from jaxserve.engine import SamplingParams, startup  # noqa: E402
 
 FLAGS = flags.FLAGS
@@ -34,64 +32,6 @@ _CONTEXT = flags.DEFINE_integer("context", 128, "Context of the decode steps.", 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds; each measures everything once.", lower_bound=1)
 _CACHE = flags.DEFINE_string("cache_dir", "~/.cache/jaxserve", "As for jaxserve.main.")
 _RECORD = flags.DEFINE_bool("record", False, "Append the result to results/.")
-
-_READ_BYTES = 1 << 29
-
-
-def seconds(fn, *args):
-  start = time.perf_counter()
-  jax.block_until_ready(fn(*args))
-  return time.perf_counter() - start
-
-
-def layer_shapes(model):
-  """(out, in) of the products of one layer."""
-  q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-  width, inner = model.hidden_size, model.intermediate_size
-  return [(q + 2 * kv, width), (width, q), (2 * inner, width), (width, inner)]
-
-
-def prefill_flops(model, prompt):
-  """Products of all layers, causal attention, and the head on one row."""
-  products = sum(2 * prompt * n * k for n, k in layer_shapes(model)) * model.num_layers
-  attention = 2 * model.num_layers * model.num_heads * model.head_dim * prompt * prompt
-  return products + attention + 2 * model.vocab_size * model.hidden_size
-
-
-def plain_products(model, tokens, dtype):
-  """All products of the layers, nothing else, as separate two-dimensional calls; their FLOPs.
-
-  Both operand orders are timed by the caller; the faster one counts.
-  """
-  rng, operands = np.random.default_rng(0), []
-  for n, k in layer_shapes(model):
-    weight = jnp.asarray(rng.standard_normal((n, k), np.float32), dtype)
-    operands.append((jnp.asarray(rng.standard_normal((tokens, k), np.float32), dtype), weight))
-
-  def product(x, w, weight_first):
-    left, right = (w, x) if weight_first else (x, w)
-    dims = (((1,), (1,)), ((), ()))
-    return lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
-
-  calls = {
-    first: [jax.jit(lambda x, w, f=first: product(x, w, f)).lower(x, w).compile()
-            for x, w in operands]
-    for first in (False, True)
-  }  # fmt: skip
-
-  def run(first):
-    return [call(x, w) for call, (x, w) in zip(calls[first], operands, strict=True)]
-
-  flops = sum(2 * tokens * n * k for n, k in layer_shapes(model))
-  return run, flops
-
-
-def read_bandwidth():
-  """Bytes a second of summing a large array."""
-  data = jnp.ones(_READ_BYTES // 4, jnp.float32)
-  total = jax.jit(jnp.sum)
-  jax.block_until_ready(total(data))
-  return lambda: _READ_BYTES / seconds(total, data)
 
 
 def prefill_seconds(engine, prompt):
@@ -119,15 +59,14 @@ def measure(engine, weight_bytes):
   rng = np.random.default_rng(0)
   prompt = rng.integers(0, model.vocab_size, _PROMPT.value).tolist()
   short = prompt[: _CONTEXT.value]
-  products, product_flops = plain_products(model, _PROMPT.value, dtype)
-  bandwidth = read_bandwidth()
+  products, product_flops = limits.plain_products(model, _PROMPT.value, dtype)
+  bandwidth = limits.read_bandwidth()
   prefill_seconds(engine, prompt), decode_seconds(engine, short, _ROWS.value)
   rounds = []
   for number in range(_ROUNDS.value):
-    matmul = min(min(seconds(products, first) for _ in range(3)) for first in (False, True))
-    best = product_flops / matmul
+    best = limits.product_flops_per_s(products, product_flops)
     prefill = prefill_seconds(engine, prompt)
-    achieved = prefill_flops(model, _PROMPT.value) / prefill
+    achieved = limits.prefill_flops(model, _PROMPT.value) / prefill
     read = bandwidth()
     decode = decode_seconds(engine, short, _ROWS.value)
     rounds.append({

@@ -1,0 +1,1 @@
+"""jaxserve beside the engines that people would pick instead, on this machine's CPU."""
