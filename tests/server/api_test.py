@@ -270,7 +270,7 @@ BAD = {
   "streamed prompt_logprobs": (
     TEXT, '{"prompt":"a","prompt_logprobs":1,"stream":true}', "prompt_logprobs",
   ),
-  "bad_words": (TEXT, '{"prompt":"a","bad_words":["x"]}', "bad_words"),
+  "bad_words": (TEXT, '{"prompt":"a","bad_words":[""]}', "bad_words"),
   "messages": (CHAT, '{"messages":5}', "messages"),
   "no messages": (CHAT, '{"messages":[]}', "messages"),
   "no content": (CHAT, '{"messages":[{"role":"user","content":null}]}', "messages"),

@@ -47,6 +47,20 @@ def served(prefix_cache: bool = False) -> server.Served:
   )
 
 
+# Of a model that calls tools: how many there are, and who said what, unless it was nobody.
+TOOLS_TEMPLATE = (
+  "{% if tools %}<tool_call>{{ tools|length }}{% endif %}"
+  "{% for m in messages %}{% if m['role'] == 'nobody' %}"
+  "{{ raise_exception('nobody says nothing') }}{% endif %}"
+  "{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}"
+)
+
+
+def with_tools() -> server.Served:
+  """The same engine with a chat template that has tools."""
+  return dataclasses.replace(served(), chat_template=TOOLS_TEMPLATE)
+
+
 def eventually(condition, seconds=10):
   deadline = time.monotonic() + seconds
   while not condition():
