@@ -31,8 +31,8 @@ SCHEDULER = SchedulerConfig(
 
 
 @functools.cache
-def served(prefix_cache: bool = False) -> server.Served:
-  """One engine for a process; whoever uses it leaves it idle."""
+def served(prefix_cache: bool = True) -> server.Served:
+  """One engine for a process; whoever uses it leaves it idle, though not its prefix cache."""
   checkpoint = random_checkpoint()
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype("float32"))
   config = EngineConfig(
@@ -162,9 +162,9 @@ def is_free(port):
 
 
 def alone(prompt, max_tokens):
-  """The greedy tokens of a prompt, by an engine that nobody else uses."""
+  """The greedy tokens of a prompt, by an engine that nobody else uses and that reuses nothing."""
   from jaxserve.engine import SamplingParams
 
   sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-  (done,) = served().engine.generate([prompt], sampling)
+  (done,) = served(prefix_cache=False).engine.generate([prompt], sampling)
   return np.array(done.tokens).tolist()
