@@ -45,7 +45,10 @@ def test_steps_are_told_as_they_were(run):
 
 def test_the_budget_changes_without_a_compile(run):
   settings = run.get("/live/settings").json()
-  assert settings["budget"] == settings["max_budget"] == 16 and settings["min_budget"] == 4
+  assert (
+    settings["budget"] == settings["max_budget"] == 16
+    and settings["min_budget"] == servers.NUM_SEATS
+  )
   whole = run.complete(**LONG, cache_salt="before")["choices"]
   changed = run.post("/live/settings", {"budget": 5})
   assert changed.json() == settings | {"budget": 5}

@@ -61,7 +61,7 @@ def test_streams_and_a_long_prompt_are_drawn(page):
   assert 4 <= lanes <= 8  # the streams and the prompt side by side; lanes are used again
   assert len(placed) == len(steps(page))
   page.until(
-    "document.getElementById('kv-now').textContent.endsWith('of 96 pages')"
+    f"document.getElementById('kv-now').textContent.endsWith('of {servers.NUM_PAGES} pages')"
   )  # once a second
 
 

@@ -71,7 +71,7 @@ _NUMBERS = ("integer", "number")
 def test_lists_and_texts_have_the_bounds_of_the_schema(run, components):
   fields = components["CompletionRequest"]["properties"]
   room = next(k["maxItems"] for k in fields["prompt"]["anyOf"] if "maxItems" in k)
-  assert room == 4 + 256  # seats, and places in the queue
+  assert room == servers.NUM_SEATS + 256  # seats, and places in the queue
   texts = ["a"] * room
   assert len(run.complete(texts, max_tokens=1)["choices"]) == room
   for field, value in {

@@ -23,10 +23,11 @@ from tests.testing import engines
 
 NAME = "tiny"
 MAX_MODEL_LEN = 96
-NUM_PAGES = 96
+NUM_SEATS = 5
+NUM_PAGES = 56  # of 8 tokens: four of the longest requests fit, five do not
 SCHEDULER = SchedulerConfig(
   cache=CacheConfig(num_pages=NUM_PAGES, page_size=8),
-  max_num_seqs=4, max_requests=6, max_budget=16, max_model_len=MAX_MODEL_LEN,
+  max_num_seqs=NUM_SEATS, max_requests=7, max_budget=16, max_model_len=MAX_MODEL_LEN,
 )  # fmt: skip
 
 
