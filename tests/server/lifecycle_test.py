@@ -118,6 +118,8 @@ def test_who_leaves_while_preempted_frees_everything(monkeypatch, prefix_cache):
     eventually(run.is_empty)
     assert run.metric("num_preemptions_total") >= 1 and run.metric("retraces") == 0
     assert run.metric("request_success_total", finished_reason="length") == 4
+    queried = sum(map(len, prompts)) if prefix_cache else 0
+    assert run.metric("prefix_cache_queries_total") == queried  # once each, preempted or not
   assert model.engine.num_free_pages == servers.NUM_PAGES
 
 
