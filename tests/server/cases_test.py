@@ -15,7 +15,7 @@ TESTS = pathlib.Path(__file__).resolve().parents[1]
 VECTORS = json.loads((TESTS / "golden" / "detok_vectors.json").read_text("utf-8"))
 
 
-# The reports there are, by what they are about: text, requests, scheduling, HTTP, models, simulation.
+# All reports, by what they are about: text, requests, scheduling, HTTP, models, simulation.
 CASES = (
   "A01 A02 A04 A05 A07 A08 A10 A11 B01 B02 B04 B05 B07 B08 B10 B11 B13 B14 B16 B17 B19 B20 B22 "
   "B23 B25 B26 B28 B29 B31 C01 C02 C04 C05 C07 C08 C10 C11 C13 C14 C16 C17 C19 C20 C22 C23 C25 "
