@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.engine import clock
-from jaxserve.server import bodies, intake, metrics, openapi, protocol, replies, steps
+from jaxserve.server import bodies, intake, metrics, openapi, protocol, replies, shapes, steps
 from jaxserve.server.errors import ApiError, invalid
 from jaxserve.server.generation import Generation
 from jaxserve.server.service import Service
@@ -176,7 +176,7 @@ class _Routes:
   async def openapi(self, request: Request) -> Response:
     """GET /openapi.json."""
     del request
-    body = msgspec.json.encode(openapi.document(metadata.version("jaxserve")))
+    body = msgspec.json.encode(openapi.document(metadata.version("jaxserve"), self._bounds()))
     return Response(body, media_type="application/json")
 
   async def docs(self, request: Request) -> Response:
@@ -207,6 +207,16 @@ class _Routes:
   def _card(self) -> protocol.ModelCard:
     served = self._served
     return protocol.ModelCard(served.name, self._service.created, served.max_model_len)
+
+  def _bounds(self) -> shapes.Bounds:
+    settings, served = steps.settings_of(self._served.engine), self._served
+    return shapes.Bounds(
+      model=served.name,
+      vocab_size=settings.vocab_size,
+      room=self._service.room,
+      prioritized=served.engine.config.scheduler.ordering == "priority",
+      budgets=(settings.min_budget, settings.max_budget),
+    )
 
   def _header(self, prefix: str) -> replies.Header:
     name, created = self._served.name, int(clock.wall())

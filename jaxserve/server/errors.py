@@ -47,6 +47,11 @@ def invalid(param: str | None, message: str) -> ApiError:
   return ApiError(400, message, "invalid_value", param)
 
 
+def conflicting(param: str, message: str) -> ApiError:
+  """Fields that are right by themselves and not together; `param` is one of them."""
+  return ApiError(400, message, "conflicting_fields", param)
+
+
 def unsupported(param: str, why: str) -> ApiError:
   """A field of the OpenAI interface that this server does not have."""
   return ApiError(400, f"{param}: {why}", "unsupported_parameter", param)
@@ -56,6 +61,20 @@ def of_value_error(error: ValueError) -> ApiError:
   """A refusal of the engine or the text layer, whose message begins with the field's name."""
   match = _FIELD.match(str(error))
   return invalid(match[1] if match else None, str(error))
+
+
+def of_refusal(error: ValueError) -> ApiError:
+  """The engine's refusal of a request whose fields are all right by themselves."""
+  refused = of_value_error(error)
+  match refused.param:
+    case "prompt":
+      refused.code = "context_length_exceeded"
+    case "bad_token_ids":
+      message = refused.message.replace("bad_token_ids", "bad_words", 1)
+      return conflicting("bad_words", message)
+    case "min_tokens" | "allowed_token_ids":
+      refused.code = "conflicting_fields"
+  return refused
 
 
 def of_decode_error(error: msgspec.DecodeError | RecursionError | UnicodeDecodeError) -> ApiError:

@@ -25,6 +25,7 @@ class TextOptions:
     skip_special_tokens: marks for the model are not.
     num_top: alternatives listed with every token; None: no log-probabilities.
     tools: tool calls are told apart from the text.
+    one_call: the first of them ends it.
     no_outputs: the engine's one output is only there to have the prompt scored; drop it.
   """
 
@@ -33,6 +34,7 @@ class TextOptions:
   skip_special_tokens: bool = True
   num_top: int | None = None
   tools: bool = False
+  one_call: bool = False
   no_outputs: bool = False
 
 
@@ -83,7 +85,7 @@ class Choice:
     self.token_times_s: list[float] = []
     self.admitted_s: float | None = None
     self._tool_calls = ToolCalls() if options.tools else None
-    self._called = False
+    self._called, self._one_call = False, options.one_call
     self._num_top, self._no_outputs = options.num_top, options.no_outputs
     self._eos = frozenset(tokenizer.eos_token_ids)
     self._stops = StopStrings(options.stops, include=options.include_stop)
@@ -126,7 +128,7 @@ class Choice:
       piece.text += tool_calls.flush()
     piece.calls = tool_calls.take()
     self._called = self._called or bool(piece.calls)
-    if self._called and piece.finish_reason == "stop":
+    if self._called and (self._one_call or piece.finish_reason == "stop"):
       piece.finish_reason = "tool_calls"
 
   def _score(self, event: TokenEvent, text: str) -> ScoredToken:

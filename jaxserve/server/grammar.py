@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxserve.model.logit_edits import num_words
-from jaxserve.server.errors import invalid, unsupported
+from jaxserve.server.errors import ApiError, conflicting, invalid, unsupported
 from jaxserve.server.protocol import Sampled
 from jaxserve.text.tokenizer import Tokenizer
 
@@ -92,9 +92,9 @@ class Grammars:
       source = _source(wanted)
       matcher = llguidance.LLMatcher(self._ll_tokenizer(), source, log_level=0, limits=limits)
     except (ValueError, TypeError, RecursionError) as error:
-      raise invalid(param, f"{param}: {error}") from None
+      raise ApiError(400, f"{param}: {error}", "invalid_structure", param) from None
     if matcher.is_error():
-      raise invalid(param, f"{param}: {_reason(matcher)}")
+      raise ApiError(400, f"{param}: {_reason(matcher)}", "invalid_structure", param)
     return Grammar(matcher, num_words(self._vocab_size), frozenset(self._tokenizer.eos_token_ids))
 
   def _ll_tokenizer(self) -> Any:
@@ -152,15 +152,17 @@ def _alternatives(texts: Sequence[str]) -> str:
   return " | ".join(json.dumps(text) for text in texts)
 
 
-def wanted_of(request: Sampled) -> Wanted | None:
-  """What a request asks its outputs to be; None for any text.
+def wanted_of(request: Sampled, calls: Wanted | None = None) -> Wanted | None:
+  """What a request asks its outputs to be, tool calls or something else; None for any text.
 
   Raises:
     ApiError: it asks for two things, or for nothing that exists.
   """
-  found = [w for w in (_of_format(request.response_format), *_of_fields(request)) if w is not None]
+  given = (calls, _of_format(request.response_format), *_of_fields(request))
+  found = [wanted for wanted in given if wanted is not None]
   if len(found) > 1:
-    raise invalid(found[1].param, f"{found[1].param}: {found[0].param} is given already")
+    message = f"{found[1].param}: {found[0].param} is given already"
+    raise conflicting(found[1].param, message)
   return found[0] if found else None
 
 

@@ -1,17 +1,16 @@
 """From a request as it came to jobs for the engine; everything that is wrong with it is a 400."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxserve.engine import SamplingParams, clock
 from jaxserve.engine.request import check_token_ids
-from jaxserve.server import grammar
-from jaxserve.server.errors import ApiError, invalid, of_value_error, unsupported
+from jaxserve.server import structure
+from jaxserve.server.errors import ApiError, conflicting, invalid, of_value_error, unsupported
 from jaxserve.server.generation import TextOptions
 from jaxserve.server.protocol import (
-  INT32_MAX,
-  MAX_N,
   ChatRequest,
   CompletionRequest,
   Message,
@@ -19,26 +18,29 @@ from jaxserve.server.protocol import (
   TokenizeRequest,
 )
 from jaxserve.server.service import Job, Served
-from jaxserve.text import tool_calls
+from jaxserve.server.shapes import (
+  INT32_MAX,
+  MAX_N,
+  MAX_STOP_CHARS,
+  MAX_STOPS,
+  MAX_TEMPERATURE,
+  TEMPLATE_NAMES,
+)
+from jaxserve.server.tools import tools_of
 from jaxserve.text.chat import render_chat
 from jaxserve.types.sampling import MAX_TOP
 
-_MAX_STOPS, _MAX_STOP_CHARS = 32, 1024
-_MAX_TEMPERATURE = 2.0
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats go on to their end
 
 # Field -> the values that ask for nothing, besides null. Everything else is refused.
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
-  "bad_words": ([],),
   "suffix": ("",),
   "continue_final_message": (False,),
   "functions": ([],),
   "function_call": ("none", "auto"),
-  "modalities": (["text"],),
+  "modalities": (["text"], []),
 }
-_TEMPLATE_NAMES = frozenset(
-  ("template", "messages", "add_generation_prompt", "bos_token", "eos_token", "now", "tools")
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,13 +81,15 @@ def completion_order(request: CompletionRequest, served: Served) -> Order:
   _check_common(request, served)
   n = _num_choices(request)
   if request.best_of not in (None, n):
-    raise unsupported("best_of", f"only best_of=n={n} is served, not {request.best_of}")
+    raise conflicting("best_of", f"best_of: only best_of=n={n} is served, not {request.best_of}")
   prompts = _prompts(request, served)
   max_tokens = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
   scores = [request.prompt_logprobs] if request.prompt_logprobs is not None else []
   if request.echo and request.logprobs is not None:
     scores.append(request.logprobs)
   nothing = max_tokens == 0 and (bool(request.echo) or bool(scores))
+  if max_tokens == 0 and not nothing:
+    raise conflicting("max_tokens", "max_tokens=0: only with echo or prompt_logprobs")
   options = _text_options(request, request.logprobs, nothing)
   sampling = _sampling(
     request, 1 if nothing else max_tokens, served, options, max(scores, default=None)
@@ -111,14 +115,17 @@ def chat_order(request: ChatRequest, served: Served) -> Order:
   if request.logprobs:
     num_top = request.top_logprobs or 0
   elif request.top_logprobs:
-    raise invalid("top_logprobs", "top_logprobs: needs logprobs=true")
+    raise conflicting("top_logprobs", "top_logprobs: needs logprobs=true")
   add = request.add_generation_prompt is not False
-  tools = _tools(request, served)
+  tools = tools_of(request, served.chat_template)
   prompt = chat_prompt(request.messages, served, add, request.chat_template_kwargs, tools)
   given = request.max_completion_tokens
   given = request.max_tokens if given is None else given
   field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-  options = dataclasses.replace(_text_options(request, num_top), tools=tools is not None)
+  options = _text_options(request, num_top)
+  if tools is not None:
+    one = request.parallel_tool_calls is False
+    options = dataclasses.replace(options, tools=True, one_call=one)
   sampling = _sampling(request, given, served, options, request.prompt_logprobs, field)
   return _order(request, [prompt], sampling, options, n, [""], served)
 
@@ -161,7 +168,7 @@ def chat_prompt(
   """The ids of a conversation, as the model's template renders it."""
   if not messages:
     raise invalid("messages", "messages: is empty; send at least one message")
-  if taken := _TEMPLATE_NAMES & set(kwargs or ()):
+  if taken := TEMPLATE_NAMES & set(kwargs or ()):
     name = min(taken)
     raise invalid("chat_template_kwargs", f"chat_template_kwargs: {name!r} has its own field")
   eos = served.tokenizer.eos_token_ids
@@ -177,28 +184,8 @@ def chat_prompt(
       **(kwargs or {}),
     )
   except ValueError as error:
-    raise invalid("messages", f"messages: {error}") from None
+    raise ApiError(400, f"messages: {error}", "template_error", "messages") from None
   return served.tokenizer.encode(text, add_special_tokens=False)
-
-
-def _tools(request: ChatRequest, served: Served) -> Sequence[Mapping[str, Any]] | None:
-  """The tools that the model may call, if it may."""
-  choice = request.tool_choice
-  if choice not in (None, "none", "auto"):
-    raise unsupported("tool_choice", f"{choice!r} is not served; only none and auto are")
-  if not request.tools or choice == "none":
-    return None
-  for tool in request.tools:
-    match tool:
-      case {"type": "function", "function": {"name": str()}}:
-        continue
-    raise invalid("tools", "tools: each must be {type: 'function', function: {name, ...}}")
-  template = served.chat_template or ""
-  if "tools" not in template or tool_calls.BEGIN not in template:
-    raise unsupported(
-      "tools", f"this model's chat template has no tools, or not as {tool_calls.BEGIN}"
-    )
-  return request.tools
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -222,9 +209,10 @@ def _check_common(request: Sampled, served: Served) -> None:
     if value is not None and value not in harmless:
       raise unsupported(field, f"{value!r} is not served")
   if request.stream_options is not None and not request.stream:
-    raise invalid("stream_options", "stream_options: only with stream=true")
+    raise conflicting("stream_options", "stream_options: only with stream=true")
   if request.prompt_logprobs is not None and request.stream:
-    raise invalid("prompt_logprobs", "prompt_logprobs: not with stream=true; use echo and logprobs")
+    message = "prompt_logprobs: not with stream=true; use echo and logprobs"
+    raise conflicting("prompt_logprobs", message)
   if request.priority is not None and abs(request.priority) > INT32_MAX:
     raise invalid("priority", f"priority={request.priority}: must fit 32 bits")
 
@@ -274,26 +262,29 @@ def _sampling(
   prompt_logprobs: int | None,
   field: str = "max_tokens",
 ) -> SamplingParams:
+  vocab_size = served.engine.config.model.vocab_size
   if max_tokens is not None and max_tokens < 1:
     raise invalid(field, f"{field}={max_tokens}: must be at least 1")
   temperature = 1.0 if request.temperature is None else request.temperature
-  if not 0 <= temperature <= _MAX_TEMPERATURE:
-    raise invalid("temperature", f"temperature={temperature}: must be in [0, {_MAX_TEMPERATURE}]")
+  if not 0 <= temperature <= MAX_TEMPERATURE:
+    raise invalid("temperature", f"temperature={temperature}: must be in [0, {MAX_TEMPERATURE}]")
   try:
+    for name in ("stop_token_ids", "allowed_token_ids"):
+      check_token_ids(getattr(request, name) or (), vocab_size, name)
     return SamplingParams(
       max_tokens=max_tokens,
       temperature=temperature,
       top_p=1.0 if request.top_p is None else request.top_p,
-      top_k=min(request.top_k or 0, served.engine.config.model.vocab_size),
+      top_k=min(request.top_k or 0, vocab_size),
       min_p=request.min_p or 0.0,
       seed=request.seed,
       stop_token_ids=tuple(request.stop_token_ids or ()),
       ignore_eos=bool(request.ignore_eos),
-      min_tokens=request.min_tokens or 0,
+      min_tokens=min(request.min_tokens or 0, served.max_model_len),
       presence_penalty=request.presence_penalty or 0.0,
       frequency_penalty=request.frequency_penalty or 0.0,
       repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
-      logit_bias=_logit_bias(request.logit_bias or {}),
+      logit_bias=_logit_bias(request.logit_bias or {}, vocab_size),
       allowed_token_ids=None
       if request.allowed_token_ids is None
       else tuple(request.allowed_token_ids),
@@ -305,11 +296,13 @@ def _sampling(
     raise of_value_error(error) from None
 
 
-def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
   pairs = {}
   for token, bias in given.items():
-    if not token.isdecimal() or len(token) > 10:
-      raise ValueError(f"logit_bias={token!r}: must have token ids as keys")
+    if not _NUMBER.fullmatch(token) or int(token) >= vocab_size:
+      raise ValueError(
+        f"logit_bias={token!r}: must have token ids as keys; the vocabulary has [0, {vocab_size})"
+      )
     pairs[int(token)] = bias
   return tuple(pairs.items())
 
@@ -318,10 +311,8 @@ def _text_options(request: Sampled, num_top: int | None, nothing: bool = False) 
   stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
   if "" in stops:
     raise invalid("stop", "stop: an empty text stops nothing; leave it out")
-  if len(stops) > _MAX_STOPS or any(len(stop) > _MAX_STOP_CHARS for stop in stops):
-    raise invalid(
-      "stop", f"stop: at most {_MAX_STOPS} texts of at most {_MAX_STOP_CHARS} characters"
-    )
+  if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
+    raise invalid("stop", f"stop: at most {MAX_STOPS} texts of at most {MAX_STOP_CHARS} characters")
   if num_top is not None and not 0 <= num_top <= MAX_TOP:
     field = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
     raise invalid(field, f"{field}={num_top}: must be in [0, {MAX_TOP}]")
@@ -344,18 +335,14 @@ def _order(
   served: Served,
 ) -> Order:
   jobs = []
-  wanted = grammar.wanted_of(request)
-  if wanted is not None and (sampling.min_tokens or sampling.allowed_token_ids is not None):
-    field = "min_tokens" if sampling.min_tokens else "allowed_token_ids"
-    raise unsupported(field, f"not together with {wanted.param}")
-  first = None if wanted is None else served.grammars.make(wanted)
+  sampling, first = structure.applied(request, sampling, served)
   for prompt in prompts:
     for index in range(n):
       seed = None if sampling.seed is None else sampling.seed + index
       own = dataclasses.replace(sampling, seed=seed)
       copy = None if first is None else first.copy()
       jobs.append(
-        Job(prompt=tuple(prompt), sampling=own, priority=request.priority or 0, grammar=copy)
+        Job(prompt=tuple(prompt), sampling=own, priority=request.priority or 0, constraint=copy)
       )
   stream_options = request.stream_options
   continuous = bool(stream_options and stream_options.continuous_usage_stats)

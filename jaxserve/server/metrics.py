@@ -96,7 +96,8 @@ class Metrics:
     self._iteration.observe(total)
     self._preemptions.inc(len(events.preempted))
     first = [part for part in events.scheduled if part.admission == "first"]
-    self._queried.inc(sum(part.known for part in first))
+    if self._engine.config.scheduler.prefix_cache:
+      self._queried.inc(sum(part.known for part in first))
     self._hit.inc(sum(part.cached for part in first))
     self._evicted.inc(events.evicted)
     self._generated.inc(len(report.tokens))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from jaxserve.server import protocol
+from jaxserve.server import protocol, shapes
 
 _JSON, _EVENTS = "application/json", "text/event-stream"
 _ERRORS = {
@@ -79,8 +79,8 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def document(version: str) -> dict[str, Any]:
-  """The whole document, ready to be encoded."""
+def document(version: str, bounds: shapes.Bounds) -> dict[str, Any]:
+  """The whole document of a server, ready to be encoded."""
   structs = _structs()
   schemas, components = msgspec.json.schema_components(
     structs, ref_template="#/components/schemas/{name}"
@@ -89,6 +89,10 @@ def document(version: str) -> dict[str, Any]:
   paths: dict[str, Any] = {}
   for operation in OPERATIONS:
     paths.setdefault(operation.path, {})[operation.method] = _describe(operation, by_struct)
+  paths["/v1/models/{name}"]["get"]["parameters"] = [
+    {"name": "name", "in": "path", "required": True, "schema": shapes.fields(bounds)["model"]}
+  ]
+  _refine(components, bounds)
   return {
     "openapi": "3.1.0",
     "info": {"title": "jaxserve", "version": version},
@@ -136,6 +140,22 @@ def _describe(operation: _Operation, schemas: Mapping[type[Struct], Any]) -> dic
     described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
   if "{name}" in operation.path:
     described["operationId"] = "get_v1_model"
-    where = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    described["parameters"] = [where]
   return described
+
+
+def _refine(components: dict[str, Any], bounds: shapes.Bounds) -> None:
+  """Has the fields of requests say which values they take, not only of which type."""
+  common, own = shapes.fields(bounds), shapes.own_fields()
+  requests = [op.request.__name__ for op in OPERATIONS if op.request is not None]
+  for name in (*requests, "StructuredOutputs"):
+    fields = components[name]["properties"]
+    for field, schema in ({**common, **own.get(name, {})}).items():
+      if field not in fields:
+        continue
+      if "default" not in fields[field]:
+        fields[field] = schema
+      else:  # it may be left out, or null
+        kinds = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
+        fields[field] = {"anyOf": [*kinds, {"type": "null"}], "default": None}
+  for name, rule in shapes.structs().items():
+    components[name] |= rule

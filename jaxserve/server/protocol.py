@@ -1,35 +1,17 @@
 """Requests and responses, as the OpenAI clients know them. Unknown fields are ignored.
 
 The same structs validate a request, encode a response and make the OpenAPI schema. A field that is
-null counts as left out; what can be left out is null here, and `intake` has the defaults.
+null counts as left out; what can be left out is null here, and `intake` has the defaults and
+checks the values. What the schema says of values is in `shapes`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
-
-from jaxserve.types.sampling import MAX_TOP
-
-INT32_MAX = (1 << 31) - 1
-MAX_N = 128
+from msgspec import UNSET, Struct, UnsetType
 
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 Role = str
-
-
-def _bounded(least: float | None = None, most: float | None = None) -> Meta:
-  """Bounds for the schema; `intake` checks them, and its errors say what to do."""
-  bounds = {"minimum": least, "maximum": most}
-  return Meta(extra_json_schema={k: v for k, v in bounds.items() if v is not None})
-
-
-_REPETITION = {"exclusiveMinimum": 0, "maximum": 1000}
-Penalty = Annotated[float, _bounded(-2, 2)]
-Share = Annotated[float, _bounded(0, 1)]
-Count = Annotated[int, _bounded(0)]
-Top = Annotated[int, _bounded(0, MAX_TOP)]
-TokenId = Annotated[int, _bounded(0, INT32_MAX)]
 
 
 class StreamOptions(Struct):
@@ -53,30 +35,30 @@ class Sampled(Struct, kw_only=True):
   """Fields that both kinds of completion share."""
 
   model: str | None = None
-  temperature: Annotated[float, _bounded(0, 2)] | None = None
-  top_p: Share | None = None
-  top_k: Annotated[int, _bounded(-1)] | None = None
-  min_p: Share | None = None
-  n: Annotated[int, _bounded(1, MAX_N)] | None = None
+  temperature: float | None = None
+  top_p: float | None = None
+  top_k: int | None = None
+  min_p: float | None = None
+  n: int | None = None
   stop: str | list[str] | None = None
-  stop_token_ids: list[TokenId] | None = None
+  stop_token_ids: list[int] | None = None
   include_stop_str_in_output: bool | None = None
   skip_special_tokens: bool | None = None
   ignore_eos: bool | None = None
   seed: int | None = None
   stream: bool | None = None
   stream_options: StreamOptions | None = None
-  priority: Annotated[int, _bounded(-INT32_MAX, INT32_MAX)] | None = None
+  priority: int | None = None
   user: str | None = None
   request_id: str | None = None
   cache_salt: str | None = None
-  min_tokens: Count | None = None
-  logit_bias: dict[str, Annotated[float, _bounded(-100, 100)]] | None = None
-  presence_penalty: Penalty | None = None
-  frequency_penalty: Penalty | None = None
-  repetition_penalty: Annotated[float, Meta(extra_json_schema=_REPETITION)] | None = None
-  allowed_token_ids: list[TokenId] | None = None
-  prompt_logprobs: Top | None = None
+  min_tokens: int | None = None
+  logit_bias: dict[str, float] | None = None
+  presence_penalty: float | None = None
+  frequency_penalty: float | None = None
+  repetition_penalty: float | None = None
+  allowed_token_ids: list[int] | None = None
+  prompt_logprobs: int | None = None
   return_token_ids: bool | None = None
   response_format: dict[str, Any] | None = None
   structured_outputs: StructuredOutputs | None = None
@@ -84,19 +66,15 @@ class Sampled(Struct, kw_only=True):
   guided_regex: str | None = None
   guided_choice: list[str] | None = None
   guided_grammar: str | None = None
-  # Known, and refused unless they ask for nothing (`intake`).
   bad_words: list[str] | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):
   """A text to continue."""
 
-  prompt: Annotated[
-    str | list[str | TokenId | list[TokenId]],
-    Meta(extra_json_schema={"minLength": 1, "minItems": 1}),
-  ]
-  max_tokens: Count | None = None
-  logprobs: Top | None = None
+  prompt: str | list[str | int | list[int]]
+  max_tokens: int | None = None
+  logprobs: int | None = None
   echo: bool | None = None
   add_special_tokens: bool | None = None
   # Known, and refused unless they ask for nothing.
@@ -124,15 +102,16 @@ class Message(Struct, omit_defaults=True):
 class ChatRequest(Sampled, kw_only=True):
   """A conversation to continue."""
 
-  messages: Annotated[list[Message], Meta(extra_json_schema={"minItems": 1})]
-  max_tokens: Annotated[int, _bounded(1)] | None = None
-  max_completion_tokens: Annotated[int, _bounded(1)] | None = None
+  messages: list[Message]
+  max_tokens: int | None = None
+  max_completion_tokens: int | None = None
   logprobs: bool | None = None
-  top_logprobs: Top | None = None
+  top_logprobs: int | None = None
   add_generation_prompt: bool | None = None
   chat_template_kwargs: dict[str, Any] | None = None
   tools: list[dict[str, Any]] | None = None
   tool_choice: str | dict[str, Any] | None = None
+  parallel_tool_calls: bool | None = None
   # Known, and refused unless they ask for nothing.
   continue_final_message: bool | None = None
   echo: bool | None = None
@@ -345,7 +324,7 @@ class TokenizeReply(Struct):
 class DetokenizeRequest(Struct, kw_only=True):
   """Token ids to make text of."""
 
-  tokens: list[TokenId]
+  tokens: list[int]
   model: str | None = None
 
 

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from absl import logging
 
 from jaxserve.engine import Engine, SamplingParams, clock
-from jaxserve.engine.request import TokenEvent
+from jaxserve.engine.request import Constraint, TokenEvent
 from jaxserve.server.engine_thread import EngineThread, Report, Submission
-from jaxserve.server.errors import ApiError, of_value_error
+from jaxserve.server.errors import ApiError, of_refusal, of_value_error
 from jaxserve.server.generation import Choice, Generation, TextOptions
-from jaxserve.server.grammar import Grammar, Grammars
+from jaxserve.server.grammar import Grammars
 from jaxserve.server.metrics import Metrics
 from jaxserve.server.protocol import Health
 from jaxserve.server.steps import StepFeed, params_with
@@ -63,7 +63,7 @@ class Job:
   prompt: tuple[int, ...]
   sampling: SamplingParams
   priority: int = 0
-  grammar: Grammar | None = None
+  constraint: Constraint | None = None
 
 
 class Service:
@@ -84,7 +84,7 @@ class Service:
     self.feed = StepFeed(served.engine.config.scheduler.cache.num_pages)
     self.draining = False
     self._dead: str | None = None
-    self._room = served.engine.config.scheduler.max_num_seqs + max_queue
+    self.room = served.engine.config.scheduler.max_num_seqs + max_queue
     self._tickets = itertools.count()
     self._live: dict[int, tuple[Generation, Choice]] = {}
     self._open: set[Generation] = set()
@@ -162,14 +162,14 @@ class Service:
     self.check_serving()
     for job in jobs:
       self._check(job)
-    if len(jobs) > self._room:
+    if len(jobs) > self.room:
       raise ApiError(
-        400, f"n: {len(jobs)} sequences are more than the {self._room} there is room for",
-        "invalid_value", "n",
+        400, f"n: {len(jobs)} sequences are more than the {self.room} there is room for",
+        "conflicting_fields", "n",
       )  # fmt: skip
-    if len(self._live) + len(jobs) > self._room:
+    if len(self._live) + len(jobs) > self.room:
       self.metrics.rejected.inc()
-      raise ApiError(429, f"the queue of {self._room} sequences is full", "queue_full")
+      raise ApiError(429, f"the queue of {self.room} sequences is full", "queue_full")
     assert self._thread is not None, "not started"
     choices = []
     for index, job in enumerate(jobs):
@@ -178,7 +178,7 @@ class Service:
         prompt=job.prompt,
         sampling=job.sampling,
         priority=job.priority,
-        constraint=job.grammar,
+        constraint=job.constraint,
       )
       choices.append(Choice(index, submission, options, self.served.tokenizer))
     generation = Generation(choices, clock.now(), self._close)
@@ -208,7 +208,7 @@ class Service:
     try:
       self.served.engine.check(job.prompt, job.sampling, job.priority)
     except ValueError as error:
-      raise of_value_error(error) from None
+      raise of_refusal(error) from None
 
   def _close(self, generation: Generation) -> None:
     self._open.discard(generation)

@@ -95,6 +95,8 @@ class TestChat:
     prompt = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     same = run.complete(prompt, max_tokens=6)
     assert same["choices"][0]["text"] == choice["message"]["content"]
+    for usage in (reply["usage"], same["usage"]):
+      assert 0 <= usage.pop("prompt_tokens_details")["cached_tokens"] < usage["prompt_tokens"]
     assert same["usage"] == reply["usage"]
 
   def test_parts_are_joined(self, run):
@@ -270,7 +272,7 @@ BAD = {
   "streamed prompt_logprobs": (
     TEXT, '{"prompt":"a","prompt_logprobs":1,"stream":true}', "prompt_logprobs",
   ),
-  "bad_words": (TEXT, '{"prompt":"a","bad_words":["x"]}', "bad_words"),
+  "bad_words": (TEXT, '{"prompt":"a","bad_words":[""]}', "bad_words"),
   "messages": (CHAT, '{"messages":5}', "messages"),
   "no messages": (CHAT, '{"messages":[]}', "messages"),
   "no content": (CHAT, '{"messages":[{"role":"user","content":null}]}', "messages"),

@@ -58,7 +58,8 @@ def test_requests_together_give_what_they_give_alone():
     assert run.metric("generation_tokens_total") == 14 * 12
     assert run.metric("prompt_tokens_total") == sum(map(len, prompts))
     computed = run.metric("step_scheduled_tokens_total", kind="prefill")
-    assert computed >= run.metric("prompt_tokens_total")
+    found = run.metric("prefix_cache_hits_total")
+    assert computed + found >= run.metric("prompt_tokens_total")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -78,10 +79,54 @@ def test_who_leaves_frees_everything(slow, stream, when):
   assert servers.served().engine.num_free_pages == servers.NUM_PAGES
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_who_leaves_while_preempted_frees_everything(monkeypatch, prefix_cache):
+  """Of five that outgrow the pool the newest is preempted, and leaves before it is back."""
+  model = servers.served(prefix_cache=prefix_cache)
+  prompts = [f"{name} of those who outgrow it" for name in ("One", "Two", "Three", "Four", "Five")]
+  alone = [servers.alone(list(prompt.encode()), 64) for prompt in prompts]
+  all_in, preempted, go_on = (threading.Event() for _ in range(3))
+  step = Engine.step
+
+  def step_and_wait(engine):
+    if not all_in.wait(0.005):
+      return None
+    events = step(engine)
+    if events and events.preempted:
+      preempted.set()
+      go_on.wait(30)
+    return events
+
+  monkeypatch.setattr(Engine, "step", step_and_wait)
+  with servers.running(model) as run, concurrent.futures.ThreadPoolExecutor(4) as pool:
+    ask = lambda prompt: run.complete(prompt, max_tokens=64, skip_special_tokens=False)
+    stay = []
+    for count, prompt in enumerate(prompts[:4], 1):
+      stay.append(pool.submit(ask, prompt))
+      eventually(lambda count=count: run.metric("num_requests_waiting") == count)
+    leaves = raw(run, LONG | {"prompt": prompts[4], "max_tokens": 64, "stream": True})
+    eventually(lambda: run.metric("num_requests_waiting") == 5)
+    all_in.set()
+    assert preempted.wait(30)
+    assert leaves.recv(100).startswith(b"HTTP/1.1 200")  # it had begun
+    leaves.close()
+    eventually(lambda: run.metric("request_success_total", finished_reason="abort") == 1)
+    go_on.set()
+    for tokens, reply in zip(alone, stay, strict=False):
+      text = model.tokenizer.decode(tokens, skip_special_tokens=False)
+      assert reply.result()["choices"][0]["text"] == text
+    eventually(run.is_empty)
+    assert run.metric("num_preemptions_total") >= 1 and run.metric("retraces") == 0
+    assert run.metric("request_success_total", finished_reason="length") == 4
+    queried = sum(map(len, prompts)) if prefix_cache else 0
+    assert run.metric("prefix_cache_queries_total") == queried  # once each, preempted or not
+  assert model.engine.num_free_pages == servers.NUM_PAGES
+
+
 def test_a_full_queue_is_a_429(slow):
-  with servers.running(max_queue=2) as run:  # 4 seats and 2 places
+  with servers.running(max_queue=1) as run:  # 5 seats and a place
     socks = [raw(run, LONG | {"n": 3}) for _ in range(2)]
-    eventually(lambda: run.metric("num_requests_running") == 4)
+    eventually(lambda: run.metric("num_requests_running") == servers.NUM_SEATS)
     reply = run.post(TEXT, LONG)
     assert reply.status_code == 429 and reply.json()["error"]["code"] == "queue_full"
     assert reply.headers["retry-after"] == "1" and reply.headers["x-request-id"]

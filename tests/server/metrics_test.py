@@ -29,7 +29,8 @@ def report(parts, alive):
 
 def test_drafts_are_counted_under_the_names_of_vllm():
   cache = types.SimpleNamespace(num_pages=4, page_size=16)
-  config = types.SimpleNamespace(scheduler=types.SimpleNamespace(cache=cache))
+  scheduler = types.SimpleNamespace(cache=cache, prefix_cache=False)
+  config = types.SimpleNamespace(scheduler=scheduler)
   metrics = Metrics("tiny", types.SimpleNamespace(config=config, retraces=0, compile_reports=()))
   metrics.on_report(report((part(1, 3, 2), part(2, 2, 0), part(3, 4, 4), part(4, 0, 0)), (1, 2, 4)))
   metrics.on_report(report((part(1, 0, 0),), (1,)))

@@ -61,7 +61,7 @@ def test_streams_and_a_long_prompt_are_drawn(page):
   assert 4 <= lanes <= 8  # the streams and the prompt side by side; lanes are used again
   assert len(placed) == len(steps(page))
   page.until(
-    "document.getElementById('kv-now').textContent.endsWith('of 96 pages')"
+    f"document.getElementById('kv-now').textContent.endsWith('of {servers.NUM_PAGES} pages')"
   )  # once a second
 
 
@@ -71,8 +71,10 @@ def test_the_slider_changes_the_budget(page):
     page.key("ArrowLeft", 37)
   page.until("settings.budget === 12")
   assert page.server.get("/live/settings").json()["budget"] == 12
-  page.click("inject")
-  page.until("steps.some(s => s.budget === 12 && s.prefill === 12)")
+  for _ in range(2):  # the second is not found in the prefix cache
+    page.run("steps = []")
+    page.click("inject")
+    page.until("steps.some(s => s.budget === 12 && s.prefill === 12)")
   assert page.run("document.getElementById('budget-now').value") == "12"
 
 

@@ -1,7 +1,6 @@
 """Outputs that have to be something: JSON, of a schema, of a regular expression, of a list."""
 
 import concurrent.futures
-import dataclasses
 import json
 import re
 import time
@@ -118,22 +117,32 @@ def test_what_cannot_be_served_is_a_400_soon(run, name):
   assert reply.json()["error"]["param"] == param
 
 
-TOOLS_TEMPLATE = (
-  "{% if tools %}<tool_call>{{ tools|length }}{% endif %}"
-  "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}"
-)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>'
 
 
-class TestTools:
-  @pytest.fixture
-  def tooled(self):
-    with servers.running(
-      dataclasses.replace(servers.served(), chat_template=TOOLS_TEMPLATE)
-    ) as run:
-      yield run
+SHORT_CALL = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
+NO_PARAMETERS = {"type": "function", "function": {"name": "now"}}
+LOOK_UP = {
+  "name": 'look"up',
+  "parameters": {
+    "$defs": {"kind": {"enum": ["a", "b"]}},
+    "type": "object",
+    "properties": {"kind": {"$ref": "#/$defs/kind"}},
+    "required": ["kind"],
+    "additionalProperties": False,
+  },
+}
 
+
+@pytest.fixture(scope="module")
+def tooled():
+  with servers.running(servers.with_tools()) as run:
+    yield run
+    servers.eventually(run.is_empty)
+
+
+class TestTools:
   def test_a_call_is_told_apart(self, tooled):
     fields = {"tools": [TOOL], "guided_choice": [CALL], "max_tokens": 60}
     (choice,) = tooled.chat("x", **fields)["choices"]
@@ -164,5 +173,81 @@ class TestTools:
     ask = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}
     post = lambda server, body: server.post("/v1/chat/completions", body).json()["error"]["param"]
     assert post(run, ask) == "tools"  # its template has none
-    assert post(tooled, ask | {"tool_choice": "required"}) == "tool_choice"
     assert post(tooled, ask | {"tools": [{"type": "x"}]}) == "tools"
+
+  def test_a_call_that_has_to_be(self, tooled):
+    """Whatever the model, the reply is a call of one of the tools, its arguments of the schema."""
+    tools = [TOOL, {"type": "function", "function": LOOK_UP}, NO_PARAMETERS]
+    for choice in ("required", {"type": "function", "function": {"name": 'look"up'}}):
+      fields = {"tools": tools, "tool_choice": choice, "temperature": 1, "max_tokens": 90}
+      bias = {str(b): -100 for b in b" \n\t\r\\"} | {"125": 20, "34": 10}  # be brief
+      for seed in range(3):
+        reply = tooled.chat("x", seed=seed, logit_bias=bias, n=2, **fields)
+        for choice_ in reply["choices"]:
+          assert choice_["finish_reason"] in ("tool_calls", "length")
+          for call in choice_["message"].get("tool_calls", []):
+            name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+            assert name == 'look"up' or choice == "required" and name in ("f", "now")
+            assert isinstance(arguments, dict)
+            if name == 'look"up':
+              assert set(arguments) == {"kind"} and arguments["kind"] in ("a", "b")
+            if name == "now":
+              assert arguments == {}
+        if choice != "required":
+          assert [len(c["message"]["tool_calls"]) for c in reply["choices"]] == [1, 1]
+          assert all(c["message"]["content"] is None for c in reply["choices"])
+
+  def test_one_call_or_several(self, tooled):
+    fields = {"tools": [NO_PARAMETERS], "tool_choice": "required", "max_tokens": 95}
+    fields |= {"logit_bias": {"10": 50}}  # a line break: another one
+    ask = lambda **f: tooled.chat("", **fields, **f)["choices"][0]
+    assert len(ask()["message"]["tool_calls"]) == 1  # the model's length ends the second
+    one = ask(parallel_tool_calls=False)
+    assert one["finish_reason"] == "tool_calls" and len(one["message"]["tool_calls"]) == 1
+    several = {"tools": [TOOL], "guided_choice": [SHORT_CALL + "abc"], "max_tokens": 95}
+    whole = tooled.chat("", **several)
+    assert whole["choices"][0]["message"]["content"] == "abc"
+    assert whole["usage"]["completion_tokens"] == len(SHORT_CALL) + 3
+    first = tooled.chat("", parallel_tool_calls=False, **several)
+    (choice,) = first["choices"]
+    assert len(choice["message"]["tool_calls"]) == 1 and choice["finish_reason"] == "tool_calls"
+    assert first["usage"]["completion_tokens"] == len(SHORT_CALL)
+    body = {"messages": [{"role": "user", "content": ""}], "parallel_tool_calls": False} | several
+    chunks = tooled.stream("/v1/chat/completions", body)
+    assert sum("tool_calls" in c["choices"][0]["delta"] for c in chunks) == 1
+
+  @pytest.mark.parametrize(
+    "fields, param, code",
+    [
+      ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+      ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+      ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "invalid_value"),
+      ({"tool_choice": "required", "tools": []}, "tool_choice", "conflicting_fields"),
+      ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice",
+       "conflicting_fields"),
+      ({"tool_choice": "required", "guided_regex": "a"}, "guided_regex", "conflicting_fields"),
+      ({"tool_choice": "required", "min_tokens": 2}, "min_tokens", "conflicting_fields"),
+      ({"tool_choice": "required", "tools": [{"type": "function", "function":
+        {"name": "f", "parameters": {"type": "nothing"}}}]}, "tool_choice", "invalid_structure"),
+      ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools",
+       "invalid_value"),
+      ({"tools": [TOOL] * 129}, "tools", "invalid_value"),
+    ],
+    ids=str,
+  )  # fmt: skip
+  def test_choices_that_are_none(self, tooled, fields, param, code):
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]} | fields
+    reply = tooled.post("/v1/chat/completions", body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+def test_a_structure_without_some_words(run):
+  fields = {"guided_choice": ["cat", "cow", "ox"], "max_tokens": 9, "temperature": 1}
+  ask = lambda **f: {
+    run.complete("x", seed=s, **fields, **f)["choices"][0]["text"] for s in range(4)
+  }
+  assert ask(bad_words=["ca", "co"], logit_bias={"99": -100}) == {"ox"}
+  assert ask(bad_words=["ca", "ox"], logit_bias={"99": 50}) == {"cow"}
+  reply = run.post(TEXT, {"prompt": "x", "bad_words": ["c", "ox"]} | fields)
+  assert reply.status_code == 400 and reply.json()["error"]["code"] == "structure_failed"

@@ -23,16 +23,17 @@ from tests.testing import engines
 
 NAME = "tiny"
 MAX_MODEL_LEN = 96
-NUM_PAGES = 96
+NUM_SEATS = 5
+NUM_PAGES = 56  # of 8 tokens: four of the longest requests fit, five do not
 SCHEDULER = SchedulerConfig(
   cache=CacheConfig(num_pages=NUM_PAGES, page_size=8),
-  max_num_seqs=4, max_requests=6, max_budget=16, max_model_len=MAX_MODEL_LEN,
+  max_num_seqs=NUM_SEATS, max_requests=7, max_budget=16, max_model_len=MAX_MODEL_LEN,
 )  # fmt: skip
 
 
 @functools.cache
-def served(prefix_cache: bool = False) -> server.Served:
-  """One engine for a process; whoever uses it leaves it idle."""
+def served(prefix_cache: bool = True) -> server.Served:
+  """One engine for a process; whoever uses it leaves it idle, though not its prefix cache."""
   checkpoint = random_checkpoint()
   graphdef, leaves = llama.load(checkpoint.config, checkpoint.params, jnp.dtype("float32"))
   config = EngineConfig(
@@ -45,6 +46,20 @@ def served(prefix_cache: bool = False) -> server.Served:
   return server.Served(
     engine=engine, tokenizer=ByteTokenizer(), chat_template=checkpoint.chat_template, name=NAME
   )
+
+
+# Of a model that calls tools: how many there are, and who said what, unless it was nobody.
+TOOLS_TEMPLATE = (
+  "{% if tools %}<tool_call>{{ tools|length }}{% endif %}"
+  "{% for m in messages %}{% if m['role'] == 'nobody' %}"
+  "{{ raise_exception('nobody says nothing') }}{% endif %}"
+  "{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}"
+)
+
+
+def with_tools() -> server.Served:
+  """The same engine with a chat template that has tools."""
+  return dataclasses.replace(served(), chat_template=TOOLS_TEMPLATE)
 
 
 def eventually(condition, seconds=10):
@@ -148,9 +163,9 @@ def is_free(port):
 
 
 def alone(prompt, max_tokens):
-  """The greedy tokens of a prompt, by an engine that nobody else uses."""
+  """The greedy tokens of a prompt, by an engine that nobody else uses and that reuses nothing."""
   from jaxserve.engine import SamplingParams
 
   sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-  (done,) = served().engine.generate([prompt], sampling)
+  (done,) = served(prefix_cache=False).engine.generate([prompt], sampling)
   return np.array(done.tokens).tolist()
