@@ -68,10 +68,6 @@ class Engine:
     self._table, self._devices = table, where
     self._rng = np.random.default_rng(seed)
     self._runner = ModelRunner(config, leaves, table, where.model, draft)
-    self._empty_states = {
-      shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
-      for shapes in config.schedulers
-    }
     self._schedulers = {shapes.policy: shapes for shapes in config.schedulers}
     for shapes in config.schedulers:
       packing.small_like(shapes)  # traces, so before the guard starts
@@ -119,14 +115,7 @@ class Engine:
     """
     where = devices.pick()
     config = attention.resolve(config, where.model)
-    table = compiler.compile_all(
-      [
-        *programs.model_programs(config, graphdef, leaves, where),
-        *programs.scheduler_programs(config, where),
-        *(drafting.programs(config, draft, where) if draft else ()),
-      ],
-      store=store,
-    )
+    table = compiler.compile_all(cls.programs(config, graphdef, leaves, draft), store=store)
     platform = where.model.platform
     drafter = drafting.DraftModel(config, draft, table, platform) if draft else None
     params = sched.make_params(config.scheduler) if params is None else params
@@ -134,6 +123,22 @@ class Engine:
     drafts = drafter.kv_bytes if drafter else 0
     table.check_in_place({"forward": engine.kv_bytes, "follow": drafts, "draft": drafts})
     return engine
+
+  @staticmethod
+  def programs(
+    config: EngineConfig,
+    graphdef: nnx.GraphDef,
+    leaves: programs.Leaves,
+    draft: drafting.Weights | None = None,
+  ) -> list[programs.Program]:
+    """What `build` compiles for the same arguments, of which shapes and dtypes are enough."""
+    where = devices.pick()
+    config = attention.resolve(config, where.model)
+    return [
+      *programs.model_programs(config, graphdef, leaves, where),
+      *programs.scheduler_programs(config, where),
+      *(drafting.programs(config, draft, where) if draft else ()),
+    ]
 
   @property
   def kv_bytes(self) -> int:
@@ -196,14 +201,14 @@ class Engine:
     """
     if not self.is_idle:
       raise RuntimeError(f"{len(self._requests)} requests are being served: change policy before")
-    if policy not in self._empty_states:
-      built = ", ".join(map(str, self._empty_states))
+    if policy not in self._schedulers:
+      built = ", ".join(map(str, self._schedulers))
       raise ValueError(f"policy={policy!r}: the engine was built for {built}")
-    kept = tuple(p for p in self._empty_states if p != policy and isinstance(p, str))
+    kept = tuple(p for p in self._schedulers if p != policy and isinstance(p, str))
     self.config = dataclasses.replace(
       self.config, scheduler=self._schedulers[policy], other_policies=kept
     )
-    self._state = jax.device_put(self._empty_states[policy], self._devices.scheduler)
+    self._state = self._table["init", policy](np.int32(0))
     self.reset_prefix_cache()
     self.set_params(params)
 
@@ -222,7 +227,7 @@ class Engine:
     self._digests = None
     if self.config.scheduler.prefix_cache:
       self._digests = PageDigests(self.config.scheduler, self.salt)
-      self._state = jax.device_put(self._empty_states[self.policy], self._devices.scheduler)
+      self._state = self._table["init", self.policy](np.int32(0))
 
   def check(self, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
     """Raises the ValueError with which `submit` would refuse this; any thread may ask."""
