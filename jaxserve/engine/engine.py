@@ -110,14 +110,7 @@ class Engine:
     """
     where = devices.pick()
     config = attention.resolve(config, where.model)
-    table = compiler.compile_all(
-      [
-        *programs.model_programs(config, graphdef, leaves, where),
-        *programs.scheduler_programs(config, where),
-        *(drafting.programs(config, draft, where) if draft else ()),
-      ],
-      store=store,
-    )
+    table = compiler.compile_all(cls.programs(config, graphdef, leaves, draft), store=store)
     platform = where.model.platform
     drafter = drafting.DraftModel(config, draft, table, platform) if draft else None
     params = sched.make_params(config.scheduler) if params is None else params
@@ -126,6 +119,22 @@ class Engine:
     kv = engine.kv_bytes
     table.check_in_place({"forward": kv, "decode_steps": kv, "follow": drafts, "draft": drafts})
     return engine
+
+  @staticmethod
+  def programs(
+    config: EngineConfig,
+    graphdef: nnx.GraphDef,
+    leaves: programs.Leaves,
+    draft: drafting.Weights | None = None,
+  ) -> list[programs.Program]:
+    """What `build` compiles for the same arguments, of which shapes and dtypes are enough."""
+    where = devices.pick()
+    config = attention.resolve(config, where.model)
+    return [
+      *programs.model_programs(config, graphdef, leaves, where),
+      *programs.scheduler_programs(config, where),
+      *(drafting.programs(config, draft, where) if draft else ()),
+    ]
 
   @property
   def kv_bytes(self) -> int:

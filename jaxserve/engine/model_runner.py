@@ -43,7 +43,7 @@ class ModelRunner:
   ):
     self._config, self._leaves, self._table, self._device = config, leaves, table, device
     self._draft = draft
-    self._state = programs.empty_model_state(config, device.platform)
+    self._state = programs.ModelState(**table["empty",](np.int32(0)))
 
   @property
   def kv_bytes(self) -> int:

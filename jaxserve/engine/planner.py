@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxserve import sched
 from jaxserve.engine import devices
 from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.executables import ExecutableTable
@@ -40,10 +39,6 @@ class Planner:
   def __init__(self, config: EngineConfig, table: ExecutableTable, where: devices.Devices):
     self._config, self._table, self._devices = config, table, where
     self._schedulers = {shapes.policy: shapes for shapes in config.schedulers}
-    self._empty_states = {
-      shapes.policy: jax.tree.map(np.asarray, packing.pack_state(sched.init(shapes)))
-      for shapes in config.schedulers
-    }
     self._like = {
       policy: packing.decision_like(shapes) for policy, shapes in self._schedulers.items()
     }
@@ -73,7 +68,7 @@ class Planner:
 
   def clear(self) -> None:
     """Forgets all requests and what pages hold."""
-    self._state = jax.device_put(self._empty_states[self.policy], self._devices.scheduler)
+    self._state = self._table["init", self.policy](np.int32(0))
 
   def submit(
     self, num_prompt: int, limit: int, priority: int, await_host: bool, reuse: tuple[Any, ...]

@@ -1,7 +1,8 @@
 """The functions an engine compiles, with the shapes they are compiled for.
 
-Scheduler, on its own CPU device: submit, abort, schedule, commit; lay_out for a few token counts.
-Model: upload (a prompt and its sampling options), forward per token bucket, sample per row bucket.
+Scheduler, on its own CPU device: init, submit, abort, schedule, commit; lay_out for a few token
+counts. Model: empty (its state), upload (a prompt and its sampling options), forward per token
+bucket, sample per row bucket.
 """
 
 import dataclasses
@@ -25,12 +26,12 @@ from jaxserve.model import multi_step, scoring, verify
 from jaxserve.model import step as model_step
 from jaxserve.model.kv_cache import KVCache, init_kv
 from jaxserve.model.logit_edits import num_words
-from jaxserve.pytree import unpack
+from jaxserve.pytree import pack, unpack
 from jaxserve.sched import packing
 from jaxserve.types import SamplingTable, pack_plan
 from jaxserve.types.plan import packed_size
 
-Leaves = tuple[jax.Array, ...]
+Leaves = tuple[jax.Array | jax.ShapeDtypeStruct, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,17 @@ def empty_model_state(config: EngineConfig, platform: str) -> ModelState:
     token_table=jnp.zeros((scheduler.max_requests, scheduler.max_model_len), jnp.int32),
     sampling=empty_sampling_table(scheduler.max_requests, config.model.vocab_size),
   )
+
+
+def _empty(zero: jax.Array, *, config: EngineConfig, platform: str) -> dict[str, Any]:
+  """The fields of an empty `ModelState`, on the device of `zero`, i32[]."""
+  fields = vars(empty_model_state(config, platform))
+  return fields | {"token_table": fields["token_table"] + zero}
+
+
+def _init(zero: jax.Array, *, config: SchedulerConfig) -> packing.PackedState:
+  """No request, every page free, on the device of `zero`, i32[]."""
+  return packing.pack_state(dataclasses.replace(sched.init(config), num_submitted=zero))
 
 
 def upload(
@@ -114,19 +126,21 @@ def _policy_programs(
 ) -> Iterator[Program]:
   policy = shapes.policy
   here = functools.partial(_abstract, device=devices.scheduler)
-  state = here(jax.eval_shape(lambda: packing.pack_state(sched.init(shapes))))
+  number, flag = here(np.int32(0)), here(np.bool_(False))
+  init = functools.partial(_init, config=shapes)
+  state = here(jax.eval_shape(init, number))
   params = here(packing.pack_params(sched.make_params(shapes)))
   mask = here(np.zeros(shapes.max_requests, bool))
-  number, flag = here(np.int32(0)), here(np.bool_(False))
   schedule = functools.partial(packing.schedule, config=shapes)
   commit = functools.partial(packing.commit, config=shapes)
   abort, submit = (
     functools.partial(packing.call, fn, config=shapes) for fn in (sched.abort, _submit)
   )
-  decision = here(jax.eval_shape(schedule, state, params)[1])
+  decision = here(jax.eval_shape(pack, packing.decision_like(shapes)))
   chains = np.zeros((shapes.pages_per_request, 4), np.uint32)
   prefix = here((chains, np.int32(0), np.bool_(False))) if shapes.prefix_cache else ()
   new = (here(np.zeros((shapes.max_requests, 4), np.uint32)),) if shapes.prefix_cache else ()
+  yield Program(key=("init", policy), fn=init, args=(number,))
   yield Program(key=("schedule", policy), fn=schedule, args=(state, params), donate=(0,))
   if config.decode_steps > 1:
     ahead = functools.partial(
@@ -166,7 +180,8 @@ def model_programs(
   here = functools.partial(_abstract, device=devices.model)
   platform, attention = devices.model.platform, config.attention
   assert attention != "auto", "engine.attention.resolve replaces it"
-  parts = here(jax.eval_shape(lambda: vars(empty_model_state(config, platform))))
+  empty, number = functools.partial(_empty, config=config, platform=platform), here(np.int32(0))
+  parts = here(jax.eval_shape(empty, number))
   kv, tokens, sampling = parts["kv"], parts["token_table"], parts["sampling"]
   weights, options = here(leaves), model_step.compiler_options(platform)
   shapes = config.scheduler
@@ -194,9 +209,10 @@ def model_programs(
     yield Program(
       key=("sample", rows), fn=sample, args=arguments, donate=(2,), compiler_options=options
     )
-  slot, prompt = here(np.int32(0)), here(np.zeros(shapes.max_model_len, np.int32))
+  yield Program(key=("empty",), fn=empty, args=(number,))
+  prompt = here(np.zeros(shapes.max_model_len, np.int32))
   row = here(jax.tree.map(lambda column: np.zeros(column.shape[1:], column.dtype), sampling))
-  arguments = (tokens, sampling, slot, prompt, row)
+  arguments = (tokens, sampling, number, prompt, row)
   yield Program(key=("upload",), fn=upload, args=arguments, donate=(0, 1))
   slots = here(np.zeros(shapes.max_num_seqs, np.int32))
   masks = here(np.zeros((shapes.max_num_seqs, num_words(config.model.vocab_size)), np.uint32))

@@ -24,6 +24,7 @@ from jaxserve.sched import policies
 
 # The budget for a model on a device under a load.
 SolveBudget = Callable[[ModelConfig, jax.Device, defaults.Load], int]
+Shapes = tuple[jax.Array | jax.ShapeDtypeStruct, ...]
 _PROBE_PAGES = 2  # with one, XLA:CPU copies the pool
 _WAITING_PER_SEAT = 1  # slots of the waiting queue for every seat
 
@@ -128,13 +129,15 @@ def start(options: StartOptions) -> Started:
     options.attention, attention.describe(where.model), checkpoint.config, options.page_size,
     options.dtype,
   )  # fmt: skip
-  graphdef, leaves = llama.load(
-    checkpoint.config, checkpoint.params, jnp.dtype(options.dtype), options.quantize
-  )
+  dtype = jnp.dtype(options.dtype)
+  graphdef, shapes = llama.abstract(checkpoint.config, dtype, options.quantize)
+  draft = drafting.load(options.speculate, checkpoint, options.cache_dir, options.dtype)
+  config = _engine_config(options, checkpoint, draft, choice, graphdef, shapes, where, store)
+  weights = draft and draft.weights
+  store.read_ahead(Engine.programs(config, graphdef, shapes, weights))  # beside the weights
+  _, leaves = llama.load(checkpoint.config, checkpoint.params, dtype, options.quantize)
   jax.block_until_ready(leaves)
   loaded = clock.now()
-  draft = drafting.load(options.speculate, checkpoint, options.cache_dir, options.dtype)
-  config = _engine_config(options, checkpoint, draft, choice, graphdef, leaves, where)
   params = sched.make_params(
     config.scheduler,
     budget=options.budget,
@@ -143,9 +146,8 @@ def start(options: StartOptions) -> Started:
     policy=options.policy_args,
   )
   engine = Engine.build(
-    config, graphdef, leaves, params, options.seed, store, options.cache_salt,
-    draft and draft.weights,
-  )  # fmt: skip
+    config, graphdef, leaves, params, options.seed, store, options.cache_salt, weights
+  )
   # What start-up left behind stays; a full collection over it would stall a step by 0.15 s.
   gc.collect()
   gc.freeze()
@@ -213,8 +215,9 @@ def _engine_config(
   draft: drafting.Loaded | None,
   choice: attention.Choice,
   graphdef: nnx.GraphDef,
-  leaves: tuple[jax.Array, ...],
+  shapes: Shapes,
   where: devices.Devices,
+  store: ExecutableStore,
 ) -> EngineConfig:
   budget, seats, length = options.budget, options.max_num_seqs, options.max_model_len
   assert budget and seats and length, "_resolve fills them in"
@@ -254,8 +257,9 @@ def _engine_config(
     fraction = defaults.ACCELERATOR_MEMORY_FRACTION
   if tokens is not None:
     return sized(_pages(tokens, options, "kv_cache_tokens", tokens))
-  weights = (*leaves, *(draft.weights.leaves if draft else ()))
-  tokens = _tokens_that_fit(sized(_PROBE_PAGES), fraction, graphdef, leaves, weights, where)
+  weights = (*shapes, *(draft.weights.leaves if draft else ()))
+  probe = sized(_PROBE_PAGES)
+  tokens = _tokens_that_fit(probe, fraction, graphdef, shapes, weights, where, store)
   return sized(_pages(tokens, options, "memory_fraction", fraction))
 
 
@@ -274,9 +278,10 @@ def _tokens_that_fit(
   probe: EngineConfig,
   fraction: float | None,
   graphdef: nnx.GraphDef,
-  leaves: tuple[jax.Array, ...],
-  weights: tuple[jax.Array, ...],
+  shapes: Shapes,
+  weights: Shapes,
   where: devices.Devices,
+  store: ExecutableStore,
 ) -> int:
   """Tokens in a pool of: fraction of memory - weights - the largest executable's scratch.
 
@@ -284,9 +289,9 @@ def _tokens_that_fit(
   """
   if fraction is None or not 0 < fraction <= 1:
     raise ValueError(f"memory_fraction={fraction}: must be in (0, 1]")
-  largest = next(iter(programs.model_programs(probe, graphdef, leaves, where)))
-  report = compiler.compile_all([largest]).reports[0]
-  taken = sum(leaf.nbytes for leaf in weights) + report.temp_bytes
+  largest = next(iter(programs.model_programs(probe, graphdef, shapes, where)))
+  report = compiler.compile_all([largest], store=store).reports[0]
+  taken = sum(leaf.size * leaf.dtype.itemsize for leaf in weights) + report.temp_bytes
   room = fraction * defaults.memory_bytes(where.model) - taken
   return int(room // kv_bytes_per_token(probe))
 

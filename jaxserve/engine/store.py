@@ -7,6 +7,7 @@ decides what is compiled (`_code`, `_surroundings`). What cannot be described th
 its lowered module alone.
 """
 
+import concurrent.futures
 import dataclasses
 import enum
 import functools
@@ -18,7 +19,7 @@ import pickle
 import platform
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax
@@ -34,6 +35,7 @@ import pallas_kernels
 from jaxserve.engine.programs import Program
 
 _MOST_KEPT = 512  # executables, of under a megabyte each
+_READERS = 2
 _PLAIN = (bool, int, float, str, bytes, type(None), type, np.dtype)
 
 
@@ -56,11 +58,23 @@ class ExecutableStore:
 
   def __init__(self, directory: pathlib.Path):
     self._directory = private_folder(directory)
+    self._ahead: dict[str, concurrent.futures.Future] = {}
+
+  def read_ahead(self, programs: Sequence[Program]) -> None:
+    """Begins to read them in threads, for the `load` of each that follows. Returns at once."""
+    pool = concurrent.futures.ThreadPoolExecutor(_READERS)
+    for program in programs:
+      if (name := fingerprint(program)) is not None:
+        self._ahead[name] = pool.submit(self._read, name, program)
+    pool.shutdown(wait=False)
 
   def load(self, program: Program) -> jax.stages.Compiled | None:
     """The executable of `program`; None if it is not there or cannot be read."""
     name = fingerprint(program)
-    found = None if name is None else self._read(name, program)
+    if name is None:
+      return None
+    ahead = self._ahead.pop(name, None)
+    found = ahead.result() if ahead else self._read(name, program)
     return found and found[0]
 
   def load_lowered(

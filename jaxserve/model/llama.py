@@ -168,6 +168,24 @@ def random_params(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
   return params
 
 
+def abstract(
+  config: ModelConfig, dtype: jnp.dtype, quantize: Quantize = "none"
+) -> tuple[nnx.GraphDef, tuple[jax.ShapeDtypeStruct, ...]]:
+  """What `load` returns, with the shapes of the leaves in their place."""
+  graphdef, targets = _targets(config, dtype, quantize)
+  return graphdef, tuple(targets.values())
+
+
+def _targets(
+  config: ModelConfig, dtype: jnp.dtype, quantize: Quantize
+) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
+  """Structure and, by name, in order, the leaves of the compiled step."""
+  graphdef, state = nnx.split(nnx.eval_shape(lambda: Llama(config, dtype, quantize)))
+  return graphdef, {
+    ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)
+  }
+
+
 def load(
   config: ModelConfig,
   params: Mapping[str, np.ndarray | jax.Array],
@@ -190,8 +208,7 @@ def load(
   """
   if quantize not in QUANTIZATIONS:
     raise ValueError(f"quantize={quantize!r}: use one of {', '.join(QUANTIZATIONS)}")
-  graphdef, state = nnx.split(nnx.eval_shape(lambda: Llama(config, dtype, quantize)))
-  targets = {".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+  graphdef, targets = _targets(config, dtype, quantize)
   shapes = param_shapes(config)
   unknown = sorted(set(params) - set(shapes))
   if unknown:

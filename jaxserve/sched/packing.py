@@ -79,10 +79,27 @@ def small_like(config: SchedulerConfig) -> SchedulerState:
 
 
 def decision_like(config: SchedulerConfig) -> Decision:
-  """Shapes and dtypes of a decision."""
-  return jax.eval_shape(
-    lambda: step.schedule(lifecycle.init(config), limits.make_params(config), config)
-  )[1]
+  """Shapes and dtypes of a decision, without tracing `step.schedule`."""
+  requests = (config.max_requests,)
+
+  def like(shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  return Decision(
+    order=like((config.max_num_seqs,)),
+    num_scheduled=like(()),
+    num_tokens=like(()),
+    tokens=like(requests),
+    start=like(requests),
+    new_pages=like(requests),
+    admitted=like(requests, jnp.bool_),
+    preempted=like(requests, jnp.bool_),
+    samples=like(requests, jnp.bool_),
+    arrival=like(requests),
+    cached=like(requests) if config.prefix_cache else None,
+    evicted=like(()) if config.prefix_cache else None,
+    drafts=like(requests) if config.max_drafts else None,
+  )
 
 
 def params_like(config: SchedulerConfig) -> SchedulerParams:

@@ -150,3 +150,18 @@ def test_unchunked_budget_defaults_to_a_whole_sequence_and_a_smaller_one_is_refu
     options(chunked_prefill=False, budget=None), MODEL, devices.pick().model
   )
   assert resolved.budget >= 64
+
+
+def test_a_second_start_compiles_nothing_with_a_pool_sized_by_memory_too(tmp_path):
+  fields = dict(
+    cache_dir=tmp_path, memory_fraction=0.01, attention="ref", budget=2, max_num_seqs=2,
+    prefix_cache=False,
+  )  # fmt: skip
+  startup.start(options(**fields)).engine.close()
+  compiled = []
+  listen = lambda event, seconds, **_: compiled.append(event) if "backend" in event else None
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  again = startup.start(options(**fields))
+  jax.monitoring.unregister_event_duration_listener(listen)
+  assert all(r.cache_hit for r in again.engine.compile_reports) and not compiled
+  again.engine.close()

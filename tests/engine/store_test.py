@@ -164,3 +164,14 @@ def test_a_policy_of_ones_own_is_told_by_what_it_does(kept):
     engine.close()
   assert reports[1]["forward"].trace_s == 0
   assert not reports[1]["schedule"].cache_hit
+
+
+def test_read_ahead_is_what_load_then_gives(kept, monkeypatch):
+  made = program(factor=3.0)
+  compiled, _ = compile_one(kept, made)
+  kept.read_ahead([made, program(factor=5.0)])
+  reads = []
+  monkeypatch.setattr(kept, "_read", lambda *args: reads.append(args))
+  x = np.arange(4, dtype=np.float32)
+  np.testing.assert_array_equal(kept.load(made)(x), compiled(x))
+  assert kept.load(program(factor=5.0)) is None and not reads

@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxserve import sched
 from jaxserve.pytree import pack, unpack
@@ -56,3 +57,11 @@ def test_pack_keeps_types_and_values_of_any_tree():
   back = unpack(pack(tree), tree)
   chex.assert_trees_all_equal_shapes_and_dtypes(back, tree)
   chex.assert_trees_all_equal(back, tree)
+
+
+@pytest.mark.parametrize("fields", [{}, {"prefix_cache": True}, {"max_drafts": 2}], ids=str)
+def test_the_shapes_of_a_decision_are_those_that_schedule_returns(fields):
+  config = small_config(**fields)
+  state, params = sched.init(config), sched.make_params(config)
+  traced = jax.eval_shape(lambda: sched.schedule(state, params, config)[1])
+  assert packing.decision_like(config) == traced
