@@ -127,6 +127,9 @@ _SPECULATE = flags.DEFINE_string(
   "Speculative decoding: ngram:k=4 takes drafts from the request's own text, draft:MODEL,k=4 asks "
   "a smaller model with the same vocabulary. Default: off.",
 )
+_DECODE_STEPS = flags.DEFINE_integer(
+  "decode_steps", 1, "Most steps of decodes that the device runs by itself; outputs come in bursts."
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Of sampling.", lower_bound=0)
 _PROMPT = flags.DEFINE_string("prompt", None, "What to answer in --mode=generate.")
 _MAX_TOKENS = flags.DEFINE_integer(
@@ -354,6 +357,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     other_policies=tuple(_COMPARE.value) if replay else (),
     attention=_ATTENTION.value,
     speculate=speculation.parse(_SPECULATE.value) if _SPECULATE.value else None,
+    decode_steps=_DECODE_STEPS.value,
     seed=_SEED.value,
     prefix_cache=_PREFIX.value,
     cache_salt=(

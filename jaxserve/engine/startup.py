@@ -55,6 +55,7 @@ class StartOptions:
     other_policies: policies that the engine may be switched to.
     attention: implementation of attention, see `engine.attention`.
     speculate: the drafter; None: no speculative decoding.
+    decode_steps: most steps of decodes that run without the host between them.
     seed: of the engine.
     prefix_cache: requests that begin alike share what is computed; off where model or policy do not
       go with it.
@@ -83,6 +84,7 @@ class StartOptions:
   other_policies: tuple[str, ...] = ()
   attention: Attention = "auto"
   speculate: Speculate | None = None
+  decode_steps: int = 1
   seed: int = 0
   prefix_cache: bool = True
   cache_salt: bytes = b""
@@ -246,6 +248,7 @@ def _engine_config(
       other_policies=options.other_policies,
       score_prompts=options.score_prompts,
       speculate=options.speculate,
+      decode_steps=options.decode_steps,
       draft_model=draft.config if draft else None,
     )
     return choice.applied(config)

@@ -15,7 +15,8 @@ request that brought none is "r" and its number.
                        implementation that ran),
                        token_buckets (the bucket table), query_tile, splits (of decodes over work
                        items: capacity, tile and min_keys, the latter two in keys; null: none, as
-                       in files that lack it), overlap, eos_token_ids, speculate (the drafter: kind,
+                       in files that lack it), overlap, decode_steps (1 in files that lack it),
+                       eos_token_ids, speculate (the drafter: kind,
                        k, longest, shortest, model; null: none, as in files that lack it)
            seed        of the engine
            params      `types.SchedulerParams` in use when the recording began; watermark in pages;
