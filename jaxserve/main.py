@@ -127,6 +127,9 @@ _SPECULATE = flags.DEFINE_string(
   "Speculative decoding: ngram:k=4 takes drafts from the request's own text, draft:MODEL,k=4 asks "
   "a smaller model with the same vocabulary. Default: off.",
 )
+_KV_DTYPE = flags.DEFINE_enum(
+  "kv_cache_dtype", "auto", ["auto", "int8"], "Of KV; auto: as --dtype."
+)
 _DECODE_STEPS = flags.DEFINE_integer(
   "decode_steps", 1, "Most steps of decodes that the device runs by itself; outputs come in bursts."
 )
@@ -341,6 +344,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     cache_dir=_cache_dir(),
     dtype=_DTYPE.value,
     quantize=_QUANTIZE.value,
+    kv_dtype=_KV_DTYPE.value,
     budget=_BUDGET.value,
     solve_budget=None if _ITL_SLO_MS.value is None else _solve_budget,
     other_budgets=(0,) if replay else (),

@@ -52,6 +52,7 @@ class Scorer:
     context: int = 1024,
     chunk: int = 256,
     attention: Implementation = "xla",
+    kv_dtype: kv_cache.KVDtype = "auto",
   ):
     if not 2 <= context <= checkpoint.config.max_position:
       raise ValueError(
@@ -62,7 +63,7 @@ class Scorer:
     self.weights = llama.load(config, checkpoint.params, jnp.dtype(dtype), quantize)
     self._shape = plans.plan_shape(1, self.chunk, context)
     platform = jax.default_backend()
-    self._kv = kv_cache.init_kv(config, self._shape.cache, jnp.dtype(dtype), platform)
+    self._kv = kv_cache.init_kv(config, self._shape.cache, jnp.dtype(dtype), platform, kv_dtype)
     self._forward = jax.jit(
       functools.partial(
         step.forward, graphdef=self.weights[0], config=config, shape=self._shape,

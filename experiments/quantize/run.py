@@ -14,14 +14,17 @@ import numpy as np
 from experiments.eval import plans, scoring
 from jaxserve.model import kv_cache, llama, step
 from jaxserve.model.checkpoint import Checkpoint
+from jaxserve.model.kv_cache import KVDtype
 from jaxserve.model.quantize import Quantize
 from jaxserve.types import pack_plan
 
-VARIANTS: Mapping[str, tuple[str, Quantize]] = {
-  "float32": ("float32", "none"),
-  "bfloat16": ("bfloat16", "none"),
-  "int8": ("bfloat16", "int8"),
-  "int4": ("bfloat16", "int4"),
+# dtype, bits of the weights, bits of KV.
+VARIANTS: Mapping[str, tuple[str, Quantize, KVDtype]] = {
+  "float32": ("float32", "none", "auto"),
+  "bfloat16": ("bfloat16", "none", "auto"),
+  "int8": ("bfloat16", "int8", "auto"),
+  "int4": ("bfloat16", "int4", "auto"),
+  "int8 KV": ("bfloat16", "none", "int8"),
 }
 
 
@@ -52,8 +55,8 @@ def accuracy(checkpoint: Checkpoint, tokens: Sequence[int], context: int) -> lis
   """Every variant against float32, on the first `context` tokens; perplexity on all."""
   reference = scoring.Scorer(checkpoint, "float32", context=context)
   rows = []
-  for name, (dtype, quantize) in VARIANTS.items():
-    scorer = scoring.Scorer(checkpoint, dtype, quantize, context)
+  for name, (dtype, quantize, kv_dtype) in VARIANTS.items():
+    scorer = scoring.Scorer(checkpoint, dtype, quantize, context, kv_dtype=kv_dtype)
     apart = scoring.agreement(reference, scorer, tokens[:context])
     rows.append(
       Row(
@@ -71,11 +74,11 @@ class Decoder:
   """Decode steps of `rows` requests at one context length."""
 
   def __init__(self, checkpoint: Checkpoint, variant: str, rows: int, context: int):
-    dtype, quantize = VARIANTS[variant]
+    dtype, quantize, kv_dtype = VARIANTS[variant]
     shape = plans.plan_shape(rows, 1, context)
     config, platform = checkpoint.config, jax.default_backend()
     graphdef, self._leaves = llama.load(config, checkpoint.params, jnp.dtype(dtype), quantize)
-    self._kv = kv_cache.init_kv(config, shape.cache, jnp.dtype(dtype), platform)
+    self._kv = kv_cache.init_kv(config, shape.cache, jnp.dtype(dtype), platform, kv_dtype)
     self._table = np.zeros((rows, context), np.int32)
     self._plan = pack_plan(plans.step_plan(shape, rows, context - 1, 1))
     call = functools.partial(

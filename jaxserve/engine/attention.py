@@ -74,7 +74,7 @@ def choose(
     target: device of the model.
     model: what is served.
     page_size: tokens of a KV page.
-    dtype: of queries and pages.
+    dtype: of pages.
 
   Raises:
     NotImplementedError: mosaic_gpu is wanted and not supported; with the reason.
@@ -104,9 +104,11 @@ def resolve(config: EngineConfig, device: jax.Device) -> EngineConfig:
     return config
   target, page_size = describe(device), config.scheduler.cache.page_size
   if config.attention == "mosaic_gpu" and config.splits is not None:
-    _require(_refusal(target, config.model, page_size, config.dtype))
+    _require(_refusal(target, config.model, page_size, config.page_dtype))
     return config
-  return choose(config.attention, target, config.model, page_size, config.dtype).applied(config)
+  return choose(config.attention, target, config.model, page_size, config.page_dtype).applied(
+    config
+  )
 
 
 def _refusal(target: Target, model: ModelConfig, page_size: int, dtype: str) -> str | None:

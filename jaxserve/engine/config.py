@@ -48,6 +48,7 @@ class EngineConfig:
     scheduler: shapes of the scheduler; its max_budget is the last token bucket.
     dtype: of weights, matrix products and KV pages; sums and the residual stream are float32.
     quantize: how the matrices of the layers are stored; see `model.quantize`.
+    kv_dtype: of KV pages; "int8" has a scale for every head and token, "auto" is `dtype`.
     attention: implementation of paged attention; "auto": see `engine.attention`, which puts the
       one chosen in its place before anything is compiled.
     token_buckets: token counts that the forward pass is compiled for, rising; None: see
@@ -69,6 +70,7 @@ class EngineConfig:
   scheduler: SchedulerConfig
   dtype: Literal["bfloat16", "float32"] = "bfloat16"
   quantize: Literal["none", "int8", "int4"] = "none"
+  kv_dtype: Literal["auto", "int8"] = "auto"
   attention: Attention = "auto"
   token_buckets: tuple[int, ...] | None = None
   query_tile: int = 512
@@ -100,6 +102,11 @@ class EngineConfig:
         f"token_buckets={self.token_buckets}: the last must be max_budget="
         f"{self.scheduler.max_budget}"
       )
+
+  @property
+  def page_dtype(self) -> str:
+    """What KV pages hold, the storage of bfloat16 as bits aside."""
+    return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
   @property
   def buckets(self) -> tuple[int, ...]:

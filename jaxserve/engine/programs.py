@@ -58,7 +58,7 @@ def empty_model_state(config: EngineConfig, platform: str) -> ModelState:
   """No tokens, no KV, as arrays on the default device, for a model on a device of `platform`."""
   scheduler = config.scheduler
   return ModelState(
-    kv=init_kv(config.model, scheduler.cache, jnp.dtype(config.dtype), platform),
+    kv=init_kv(config.model, scheduler.cache, jnp.dtype(config.dtype), platform, config.kv_dtype),
     token_table=jnp.zeros((scheduler.max_requests, scheduler.max_model_len), jnp.int32),
     sampling=empty_sampling_table(scheduler.max_requests, config.model.vocab_size),
   )

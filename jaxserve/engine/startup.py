@@ -19,6 +19,7 @@ from jaxserve.engine.speculation import Speculate
 from jaxserve.engine.store import ExecutableStore
 from jaxserve.model import llama, source
 from jaxserve.model.checkpoint import Checkpoint, Dtype
+from jaxserve.model.kv_cache import KVDtype
 from jaxserve.model.quantize import Quantize
 from jaxserve.sched import policies
 
@@ -38,6 +39,7 @@ class StartOptions:
     cache_dir: private folder of converted models and compiled executables.
     dtype: of weights, products and KV.
     quantize: "int8" or "int4" stores the matrices of the layers in so many bits.
+    kv_dtype: of KV pages, see `EngineConfig`.
     use: "server" favours latency, "offline" throughput.
     budget: most tokens of a step.
     solve_budget: gives the budget in the place of `budget`, once model and device are known.
@@ -67,6 +69,7 @@ class StartOptions:
   cache_dir: pathlib.Path
   dtype: Dtype = "bfloat16"
   quantize: Quantize = "none"
+  kv_dtype: KVDtype = "auto"
   use: defaults.Use = "server"
   budget: int | None = None
   solve_budget: SolveBudget | None = None
@@ -129,7 +132,7 @@ def start(options: StartOptions) -> Started:
   options = _resolve(options, checkpoint.config, where.model)
   choice = attention.choose(
     options.attention, attention.describe(where.model), checkpoint.config, options.page_size,
-    options.dtype,
+    options.dtype if options.kv_dtype == "auto" else options.kv_dtype,
   )  # fmt: skip
   dtype = jnp.dtype(options.dtype)
   graphdef, shapes = llama.abstract(checkpoint.config, dtype, options.quantize)
@@ -243,6 +246,7 @@ def _engine_config(
       scheduler=scheduler,
       dtype=options.dtype,
       quantize=options.quantize,
+      kv_dtype=options.kv_dtype,
       token_buckets=token_buckets(*budgets),
       eos_token_ids=checkpoint.eos_token_ids,
       other_policies=options.other_policies,
@@ -301,9 +305,15 @@ def _tokens_that_fit(
 
 def kv_bytes_per_token(config: EngineConfig) -> int:
   """Bytes of keys and values that one token takes in the pool, and in that of a draft model."""
-  models = [model for model in (config.model, config.draft_model) if model is not None]
-  numbers = sum(2 * model.num_layers * model.num_kv_heads * model.head_dim for model in models)
-  return numbers * jnp.dtype(config.dtype).itemsize
+
+  def of(model: ModelConfig, kv_dtype: KVDtype) -> int:
+    wide = jnp.dtype(config.dtype).itemsize
+    head = model.head_dim * wide if kv_dtype == "auto" else model.head_dim + 4  # and a scale
+    return 2 * model.num_layers * model.num_kv_heads * head
+
+  return of(config.model, config.kv_dtype) + (
+    of(config.draft_model, "auto") if config.draft_model else 0
+  )
 
 
 def summary(started: Started) -> list[str]:

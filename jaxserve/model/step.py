@@ -99,7 +99,7 @@ def run_plan(
     kv = kv_cache.write(
       kv, k, v, layer=layer, slot_mapping=plan.slot_mapping, dtype=dtype, implementation=attention
     )
-    k_pages, v_pages = kv.pages()
+    (k_pages, v_pages), (k_scales, v_scales) = kv.pages(), kv.scales()
     out = ragged_paged_attention(
       q,
       k_pages,
@@ -112,6 +112,8 @@ def run_plan(
       first_page=layer * shape.cache.num_pages,
       window=window,
       implementation=attention,
+      k_scales=k_scales,
+      v_scales=v_scales,
     )
     return out, kv
 

@@ -11,8 +11,9 @@ request that brought none is "r" and its number.
            device      platform ("cpu", "gpu"), kind (the device's name), cores (of the machine)
            model       as `--model` takes it
            config      `engine.EngineConfig`: model, scheduler (its cache has num_pages, and
-                       page_size in tokens; files without prefix_cache: off), dtype, attention (the
-                       implementation that ran),
+                       page_size in tokens; files without prefix_cache: off), dtype,
+                       kv_dtype (auto in files that lack it), attention (the implementation
+                       that ran),
                        token_buckets (the bucket table), query_tile, splits (of decodes over work
                        items: capacity, tile and min_keys, the latter two in keys; null: none, as
                        in files that lack it), overlap, decode_steps (1 in files that lack it),

@@ -16,7 +16,7 @@ IMPLEMENTATIONS: Mapping[str, str] = {
   "mosaic_gpu": "pallas_kernels.ragged_paged_attention.mosaic_gpu",
 }
 
-PAGE_DTYPES = ("float64", "float32", "float16", "bfloat16", "uint16")
+PAGE_DTYPES = ("float64", "float32", "float16", "bfloat16", "uint16", "int8")
 WORK_COLUMNS = 8
 
 _GPU_HEAD_DIMS = (64, 128)
@@ -34,6 +34,8 @@ def ragged_paged_attention(
   work: jax.Array,
   num_work: jax.Array,
   query_tile: int,
+  k_scales: jax.Array | None = None,
+  v_scales: jax.Array | None = None,
   decode_items: int | None = None,
   first_page: jax.Array | int = 0,
   window: int | None = None,
@@ -54,13 +56,15 @@ def ragged_paged_attention(
 
   Args:
     q: [T, Hq, D], float.
-    k_pages: [N, S, Hkv, D]; float, or uint16 holding the bits of bfloat16.
+    k_pages: [N, S, Hkv, D]; float, uint16 holding the bits of bfloat16, or int8 with scales.
     v_pages: like k_pages.
     block_tables: i32[R, M], page ids of each row in order of position; any valid id past its end.
     work: i32[W, 8], work items; no two share a query, but the splits of one decode.
     num_work: i32[2]; items [0, num_work[0]) are of decodes, items up to num_work[1] have at most
       `query_tile` queries, the rest is padding.
     query_tile: static, most queries of one item; at most T.
+    k_scales: f32[N, S, Hkv], a key of int8 pages is its numbers times this; None for others.
+    v_scales: like k_scales.
     decode_items: static, num_work[0] is at most this; None: W. `ref` and `xla` do not use it.
     first_page: added to every page id, so that all layers can share one pool of pages.
     window: static, a query at position p sees keys p-window+1..p only, whatever the slots and page
@@ -83,6 +87,10 @@ def ragged_paged_attention(
   _check(q, k_pages, v_pages, work, query_tile)
   decode_items = work.shape[0] if decode_items is None else decode_items
   _check_options(work, decode_items, window, soft_cap)
+  _check_scales(k_pages, k_scales, v_scales)
+  scales = {} if k_scales is None else {"k_scales": k_scales, "v_scales": v_scales}
+  if scales and implementation == "mosaic_gpu":
+    raise NotImplementedError("ragged_paged_attention 'mosaic_gpu': int8 pages; use 'xla'")
   return load(implementation)(
     q,
     k_pages,
@@ -95,6 +103,7 @@ def ragged_paged_attention(
     first_page=first_page,
     window=window,
     soft_cap=soft_cap,
+    **scales,
   )
 
 
@@ -177,6 +186,16 @@ def _check(
     raise NotImplementedError(
       f"ragged_paged_attention: pages of {k_pages.dtype}; supported are {PAGE_DTYPES}"
     )
+
+
+def _check_scales(
+  k_pages: jax.Array, k_scales: jax.Array | None, v_scales: jax.Array | None
+) -> None:
+  if (k_pages.dtype == jnp.int8) != (k_scales is not None and v_scales is not None):
+    raise ValueError(f"pages of {k_pages.dtype}: scales go with int8 pages, and only with them")
+  for name, scales in (("k_scales", k_scales), ("v_scales", v_scales)):
+    if scales is not None and scales.shape != k_pages.shape[:3]:
+      raise ValueError(f"{name} {scales.shape} must be {k_pages.shape[:3]}, one a head and slot")
 
 
 def _check_options(

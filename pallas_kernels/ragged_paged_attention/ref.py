@@ -16,6 +16,8 @@ def ragged_paged_attention(
   work: jax.Array,
   num_work: jax.Array,
   query_tile: int,
+  k_scales: jax.Array | None = None,
+  v_scales: jax.Array | None = None,
   decode_items: int | None = None,
   first_page: jax.Array | int = 0,
   window: int | None = None,
@@ -41,8 +43,8 @@ def ragged_paged_attention(
   ends = jnp.sum(jnp.where(inside, first + count, 0), axis=0, dtype=work.dtype)
 
   pages = block_tables[rows] + first_page
-  k = _decoded(k_pages)[pages].reshape(tokens, slots, kv_heads, dim)
-  v = _decoded(v_pages)[pages].reshape(tokens, slots, kv_heads, dim)
+  k = _decoded(k_pages, k_scales)[pages].reshape(tokens, slots, kv_heads, dim)
+  v = _decoded(v_pages, v_scales)[pages].reshape(tokens, slots, kv_heads, dim)
   wide = jnp.float64 if jnp.float64 in (q.dtype, k.dtype) else jnp.float32
   slot = jnp.arange(slots, dtype=work.dtype)[None]
   written, visible = slot < ends[:, None], slot <= positions[:, None]
@@ -60,5 +62,7 @@ def ragged_paged_attention(
   return out.astype(q.dtype)
 
 
-def _decoded(pages: jax.Array) -> jax.Array:
+def _decoded(pages: jax.Array, scales: jax.Array | None) -> jax.Array:
+  if scales is not None:
+    return pages.astype(jnp.float32) * scales[..., None]
   return lax.bitcast_convert_type(pages, jnp.bfloat16) if pages.dtype == jnp.uint16 else pages

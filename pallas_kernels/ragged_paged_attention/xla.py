@@ -77,6 +77,8 @@ def ragged_paged_attention(
   work: jax.Array,
   num_work: jax.Array,
   query_tile: int,
+  k_scales: jax.Array | None = None,
+  v_scales: jax.Array | None = None,
   decode_items: int | None = None,
   first_page: jax.Array | int = 0,
   window: int | None = None,
@@ -88,7 +90,7 @@ def ragged_paged_attention(
   lists for this implementation should have no splits.
 
   16-bit pages of bfloat16 (or its bits) are multiplied as bfloat16 with float32 sums; float32 and
-  float16 pages are multiplied as float32.
+  float16 pages are multiplied as float32. A tile of int8 pages is made bfloat16 as it is read.
 
   Cost: per item O(keys its last query sees, rounded up to a tile), times `query_tile` for chunks.
   """
@@ -99,7 +101,8 @@ def ragged_paged_attention(
   del decode_items
   mask = _Mask(window, soft_cap)
   scaled = q.astype(jnp.float32) * (LOG2E / math.sqrt(q.shape[2]))
-  read = functools.partial(_read_tile, k_pages, v_pages, block_tables, first_page)
+  scales = None if k_scales is None or v_scales is None else (k_scales, v_scales)
+  read = functools.partial(_read_tile, (k_pages, v_pages), scales, block_tables, first_page)
   out = jnp.zeros((q.shape[0], q.shape[1] * q.shape[2]), jnp.float32)
   size = min(DECODE_GROUP, q.shape[0]) if q.shape[0] <= MOST_GROUPED else 1
 
@@ -119,26 +122,38 @@ def ragged_paged_attention(
 
 
 def _read_tile(
-  k_pages: jax.Array,
-  v_pages: jax.Array,
+  pages: tuple[jax.Array, jax.Array],
+  scales: tuple[jax.Array, jax.Array] | None,
   block_tables: jax.Array,
   first_page: jax.Array | int,
   rows: jax.Array,
   tile: jax.Array,
   num_pages: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """Pages [tile * num_pages, ...) of `rows`, as stored: two [*rows.shape, keys, Hkv * D]."""
+  """Pages [tile * num_pages, ...) of `rows`: two [*rows.shape, keys, Hkv * D].
+
+  As stored, but int8 as the bits of bfloat16.
+  """
   at = jnp.minimum(tile * num_pages + jnp.arange(num_pages), block_tables.shape[1] - 1)
   ids = block_tables[rows[..., None], at] + first_page
-  _, page_size, kv_heads, dim = k_pages.shape
 
-  def gathered(pages: jax.Array) -> jax.Array:
+  def gathered(stored: jax.Array) -> jax.Array:
     # Flat pages: each is one run of memory, copied as such.
-    flat = pages.reshape(pages.shape[0], -1)
+    flat = stored.reshape(stored.shape[0], -1)
     taken = flat.at[ids.reshape(-1)].get(mode="clip")
-    return taken.reshape(*rows.shape, num_pages * page_size, kv_heads * dim)
+    return taken.reshape(*rows.shape, num_pages * stored.shape[1], -1)
 
-  return gathered(k_pages), gathered(v_pages)
+  k, v = gathered(pages[0]), gathered(pages[1])
+  if scales is None:
+    return k, v
+  return _widened(k, gathered(scales[0])), _widened(v, gathered(scales[1]))
+
+
+def _widened(values: jax.Array, scales: jax.Array) -> jax.Array:
+  """u16[..., keys, Hkv * D], the bits of bfloat16: values i8 of that shape times f32[..., Hkv]."""
+  by_head = values.reshape(*scales.shape, -1).astype(jnp.float32) * scales[..., None]
+  bits = lax.bitcast_convert_type(by_head.astype(jnp.bfloat16), jnp.uint16)
+  return bits.reshape(values.shape)
 
 
 def _decode_group(

@@ -25,6 +25,12 @@ def _bits(x: np.ndarray, dtype: str) -> np.ndarray:
   return x.astype(dtype)
 
 
+def _in_8_bits(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """(i8 like x, f32 scales without the last axis, NaN where x is)."""
+  scale = np.abs(x).max(-1) / 127
+  return np.nan_to_num(np.round(x / scale[..., None])).astype(np.int8), scale.astype(np.float32)
+
+
 def _values(x: np.ndarray) -> np.ndarray:
   return (x.view(ml_dtypes.bfloat16) if x.dtype == np.uint16 else x).astype(np.float64)
 
@@ -48,22 +54,30 @@ class Case:
         pool[:, own[p // page_size], p % page_size] = rng.standard_normal((2, kv_heads, dim))
       self.rows.append(Row(tokens, context, own))
     self.num_tokens = sum(t for t, _ in batch)
-    self.pool = _bits(pool, dtype)
+    self.scales = None
+    if dtype == "int8":
+      self.pool, self.scales = _in_8_bits(pool)
+    else:
+      self.pool = _bits(pool, dtype)
     self.q = rng.standard_normal((num_tokens, kv_heads * group, dim)).astype(q_dtype)
 
   def poison_before(self, window):
     """Whatever lies before the window of a row's first query becomes NaN."""
-    size, nan = self.pool.shape[2], _bits(np.array(np.nan), str(self.pool.dtype))
+    pool = self.pool if self.scales is None else self.scales
+    size, nan = pool.shape[2], _bits(np.array(np.nan), str(pool.dtype))
     for row in self.rows:
       for p in range(row.context - window + 1):
-        self.pool[:, row.pages[p // size], p % size] = nan
+        pool[:, row.pages[p // size], p % size] = nan
 
   def arguments(self, query_tile, chunk_keys=None, capacity=NUM_ITEMS):
     """Arguments by name; decodes are split into items of `chunk_keys` keys."""
     items, single = work_items(self.rows, query_tile, chunk_keys)
     work = np.zeros((capacity, 8), np.int32)
     work[: len(items)] = items
-    return {
+    scales = {}
+    if self.scales is not None:
+      scales = {"k_scales": self.scales[0], "v_scales": self.scales[1]}
+    return scales | {
       "q": self.q, "k_pages": self.pool[0], "v_pages": self.pool[1], "block_tables": self.table,
       "work": work, "num_work": np.asarray([single, len(items)], np.int32),
       "query_tile": query_tile,
@@ -86,7 +100,8 @@ class Case:
 
   def oracle(self, window=None, soft_cap=None):
     _, heads, dim = self.q.shape
-    k_pool, v_pool = _values(self.pool)
+    pool = _values(self.pool)
+    k_pool, v_pool = pool if self.scales is None else pool * self.scales[..., None]
     out, at = np.zeros(self.q.shape), 0
     for row in self.rows:
       k, v = (np.concatenate(list(x[row.pages])) for x in (k_pool, v_pool))
