@@ -12,9 +12,9 @@ Activation = Literal["silu", "gelu_tanh"]
 
 # The matrices of a layer, which may have biases.
 MATRICES = ("qkv", "o", "gate_up", "down")
-# Token buckets up to here double; above they alternate x1.5 and x4/3, so padding wastes a third at
-# most.
-DOUBLING_UNTIL = 64
+# Token buckets below COARSE_FROM, the first of the coarse grid.
+SMALL_BUCKETS = (1, 4, 8, 12, 16, 24, 32)
+COARSE_FROM = 64
 
 
 def _require(ok: bool, field: str, value: object, remedy: str) -> None:
@@ -285,19 +285,28 @@ class SchedulerConfig:
     return -(-self.max_model_len // self.cache.page_size)
 
 
-def token_buckets(*budgets: int) -> tuple[int, ...]:
-  """The bucket table: 1, 2, 4, ..., 64, then 96, 128, 192, 256, ..., and every budget in use.
+def token_buckets(*budgets: int, others: tuple[int, ...] = ()) -> tuple[int, ...]:
+  """The bucket table: a few small ones, a coarse grid, and finer steps up to a budget.
 
-  The last bucket is the largest budget itself and never the next power of two: padding past it
-  would compute tokens that no step can hold.
+  Small: decodes alone (`SMALL_BUCKETS`). Coarse: 64, 96, 128, 192, 256, ..., so padding is a third
+  at most. Fine: the upper half of every budget in eighths of it, since steps with a chunk are
+  nearly that full. The last bucket is the largest budget itself and never the next of a grid:
+  padding past it would compute tokens that no step can hold.
+
+  Args:
+    *budgets: token budgets that steps are meant to fill.
+    others: budgets that must have a bucket too, without the finer steps below it.
   """
-  buckets, size, largest = set(budgets), 1, max(budgets)
+  largest, size = max(*budgets, *others, 0), COARSE_FROM
+  buckets = {*budgets, *others, *(small for small in SMALL_BUCKETS if small < largest)}
+  for budget in budgets:
+    step = -(-budget // (8 * COARSE_FROM)) * COARSE_FROM
+    buckets.update(n for n in range(step, budget, step) if 2 * n >= budget)
   while size < largest:
-    buckets.add(size)
-    if size < DOUBLING_UNTIL:
-      size *= 2
-    else:  # a power of two is followed by its 1.5 fold, that by the next power of two
-      size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    if not any(8 * COARSE_FROM < budget <= 2 * size < 2 * budget for budget in budgets):
+      buckets.add(size)
+    # A power of two is followed by its 1.5 fold, that by the next power of two.
+    size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
   return tuple(sorted(buckets))
 
 

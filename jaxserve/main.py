@@ -31,6 +31,8 @@ from typing import Any
 
 from absl import app, flags, logging
 
+from jaxserve import flag_values
+
 _START = time.perf_counter()
 
 FLAGS = flags.FLAGS
@@ -66,6 +68,12 @@ _PROFILE = flags.DEFINE_string(
   None,
   "Step costs that `python -m experiments.calibrate` measured for this model on this machine; used "
   "by --itl_slo_ms and --policy=slo_aware.",
+)
+_TOKEN_BUCKETS = flags.DEFINE_list(
+  "token_buckets",
+  None,
+  "Token counts to compile steps for, beside the budget: 1,8,64,...; `python -m "
+  "experiments.buckets` finds those that pad a load least. Default: by budget.",
 )
 _MAX_NUM_SEQS = flags.DEFINE_integer(
   "max_num_seqs", None, "Most requests running at once. Default by device.", lower_bound=1
@@ -183,14 +191,6 @@ _CACHE_DIR = flags.DEFINE_string(
 )
 
 
-def _is_number(text: str) -> bool:
-  try:
-    float(text)
-  except ValueError:
-    return False
-  return True
-
-
 flags.register_validator(
   "itl_slo_ms",
   lambda x: x is None or 0 < x < float("inf"),
@@ -219,18 +219,13 @@ flags.register_multi_flags_validator(
 )
 flags.register_multi_flags_validator(
   ["budget", "max_model_len", "chunked_prefill"],
-  lambda f: (
-    f["chunked_prefill"] or not f["budget"] or not f["max_model_len"]
-    or f["budget"] >= f["max_model_len"]
-  ),
+  flag_values.holds_whole_prompts,
   message="with --nochunked_prefill a step must hold a whole prompt: --budget must be at least "
   "--max_model_len",
 )  # fmt: skip
 flags.register_multi_flags_validator(
   ["long_prefill_token_threshold", "max_model_len"],
-  lambda f: (
-    not f["max_model_len"] or f["long_prefill_token_threshold"] <= f["max_model_len"]
-  ),
+  flag_values.caps_within_length,
   message="--long_prefill_token_threshold must be at most --max_model_len; 0 turns it off",
 )  # fmt: skip
 flags.register_multi_flags_validator(
@@ -250,8 +245,13 @@ flags.register_multi_flags_validator(
 )
 flags.register_validator(
   "policy_args",
-  lambda pairs: all(_is_number(pair.partition("=")[2]) for pair in pairs),
+  flag_values.are_pairs,
   message="must be key=value,... with numbers",
+)
+flags.register_validator(
+  "token_buckets",
+  flag_values.are_counts,
+  message="must be positive numbers: 1,8,64,...",
 )
 flags.register_validator(
   "compare",
@@ -320,9 +320,7 @@ def _solve_budget(model: Any, device: Any, load: Any) -> int:
 
 def _policy_args() -> dict[str, float]:
   """--policy_args; for slo_aware what they leave out is taken from --profile."""
-  given = {
-    key: float(value) for key, _, value in (pair.partition("=") for pair in _POLICY_ARGS.value)
-  }
+  given = flag_values.numbers(_POLICY_ARGS.value)
   profile = _profile()
   if profile is None or _POLICY.value != "slo_aware":
     return given
@@ -348,6 +346,7 @@ def _start(replay: bool) -> tuple[Any, dict[str, Any]]:
     budget=_BUDGET.value,
     solve_budget=None if _ITL_SLO_MS.value is None else _solve_budget,
     other_budgets=(0,) if replay else (),
+    token_buckets=tuple(map(int, _TOKEN_BUCKETS.value)) if _TOKEN_BUCKETS.value else None,
     max_num_seqs=_MAX_NUM_SEQS.value,
     long_prefill_token_threshold=_THRESHOLD.value,
     chunked_prefill=_CHUNKED.value,

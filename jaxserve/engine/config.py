@@ -5,7 +5,7 @@ from typing import Literal
 
 from jaxserve import sched
 from jaxserve.config import (
-  DOUBLING_UNTIL,
+  COARSE_FROM,
   ModelConfig,
   PlanShape,
   SchedulerConfig,
@@ -119,7 +119,7 @@ class EngineConfig:
 
     Steps of decodes alone get a small one, since their layout is on the critical path.
     """
-    small = [bucket for bucket in self.buckets if bucket <= DOUBLING_UNTIL]
+    small = [bucket for bucket in self.buckets if bucket <= COARSE_FROM]
     return tuple(sorted({small[-1] if small else self.buckets[0], self.buckets[-1]}))
 
   @property

@@ -44,6 +44,7 @@ class StartOptions:
     budget: most tokens of a step.
     solve_budget: gives the budget in the place of `budget`, once model and device are known.
     other_budgets: further budgets that the bucket table must cover.
+    token_buckets: token counts to compile for, beside the budgets; None: `config.token_buckets`.
     max_num_seqs: most running requests.
     long_prefill_token_threshold: most tokens of one request a step; 0 = off.
     chunked_prefill: prompts may be split.
@@ -74,6 +75,7 @@ class StartOptions:
   budget: int | None = None
   solve_budget: SolveBudget | None = None
   other_budgets: tuple[int, ...] = ()
+  token_buckets: tuple[int, ...] | None = None
   max_num_seqs: int | None = None
   long_prefill_token_threshold: int = 0
   chunked_prefill: bool = True
@@ -227,14 +229,15 @@ def _engine_config(
   budget, seats, length = options.budget, options.max_num_seqs, options.max_model_len
   assert budget and seats and length, "_resolve fills them in"
   # Unchunked runs need a bucket for a whole sequence: `other_budgets` of 0 stand for that length.
-  budgets = (budget, *(other or length for other in options.other_budgets))
+  others = tuple(other or length for other in options.other_budgets)
+  buckets = _buckets(options, budget, others)
 
   def sized(num_pages: int) -> EngineConfig:
     scheduler = SchedulerConfig(
       cache=CacheConfig(num_pages=num_pages, page_size=options.page_size),
       max_num_seqs=seats,
       max_requests=seats * (1 + _WAITING_PER_SEAT),
-      max_budget=max(budgets),
+      max_budget=buckets[-1],
       max_model_len=length,
       ordering=options.ordering,
       policy=options.policy,
@@ -247,7 +250,7 @@ def _engine_config(
       dtype=options.dtype,
       quantize=options.quantize,
       kv_dtype=options.kv_dtype,
-      token_buckets=token_buckets(*budgets),
+      token_buckets=buckets,
       eos_token_ids=checkpoint.eos_token_ids,
       other_policies=options.other_policies,
       score_prompts=options.score_prompts,
@@ -268,6 +271,20 @@ def _engine_config(
   probe = sized(_PROBE_PAGES)
   tokens = _tokens_that_fit(probe, fraction, graphdef, shapes, weights, where, store)
   return sized(_pages(tokens, options, "memory_fraction", fraction))
+
+
+def _buckets(options: StartOptions, budget: int, others: tuple[int, ...]) -> tuple[int, ...]:
+  """The bucket table: the user's own, if there is one, and every budget."""
+  own = options.token_buckets
+  if own is None:
+    return token_buckets(budget, others=others)
+  if "bucket_shaped" in (options.policy, *options.other_policies):
+    raise ValueError("token_buckets: policy bucket_shaped cuts steps to the default ones; drop one")
+  if not all(1 <= bucket <= max(budget, *others, 0) for bucket in own):
+    raise ValueError(
+      f"token_buckets={own}: must be between 1 and the budget of {max(budget, *others, 0)}"
+    )
+  return tuple(sorted({*own, budget, *others}))
 
 
 def _pages(tokens: int, options: StartOptions, field: str, value: object) -> int:

@@ -7,13 +7,29 @@ from hypothesis import strategies as st
 from jaxserve.engine.config import bucket_for, row_buckets, token_buckets
 
 
-def test_small_buckets_double_then_alternate():
-  assert token_buckets(512) == (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+def test_few_small_ones_a_coarse_grid_and_eighths_below_the_budget():
+  assert token_buckets(2048) == (
+    1, 4, 8, 12, 16, 24, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048,
+  )  # fmt: skip
+  assert token_buckets(512)[-6:] == (192, 256, 320, 384, 448, 512)
 
 
 def test_a_budget_between_buckets_is_the_last_one():
   assert token_buckets(317)[-3:] == (192, 256, 317)
-  assert token_buckets(1000, 1536)[-4:] == (768, 1000, 1024, 1536)
+  assert token_buckets(1000, 1536)[-4:] == (1000, 1152, 1344, 1536)
+
+
+def test_budgets_that_are_only_compared_with_get_no_finer_steps():
+  table = token_buckets(2048, others=(8192, 3000))
+  assert table[:-5] == token_buckets(2048)
+  assert table[-5:] == (3000, 3072, 4096, 6144, 8192)
+
+
+def test_the_padding_of_steps_near_the_budget_is_an_eighth_of_it_at_most():
+  for budget in (512, 1536, 2048, 8192):
+    buckets = token_buckets(budget)
+    for count in range(budget // 2, budget + 1):
+      assert bucket_for(count, buckets) - count < budget / 8
 
 
 @given(st.integers(1, 20000), st.data())

@@ -86,7 +86,7 @@ def test_memory_fraction_fills_the_pool_with_what_is_left(monkeypatch):
 def test_start_up_says_what_it_did():
   started = startup.start(options(kv_cache_tokens=320))
   lines = "\n".join(startup.summary(started))
-  for words in ("Model random", "KV pool: 320 tokens in 5 pages of 64", "Buckets: 1, 2, 4, 8, 16",
+  for words in ("Model random", "KV pool: 320 tokens in 5 pages of 64", "Buckets: 1, 4, 8, 12, 16",
                 "executables in", "forward 16", "in place"):  # fmt: skip
     assert words in lines
   started.engine.close()
@@ -165,3 +165,12 @@ def test_a_second_start_compiles_nothing_with_a_pool_sized_by_memory_too(tmp_pat
   jax.monitoring.unregister_event_duration_listener(listen)
   assert all(r.cache_hit for r in again.engine.compile_reports) and not compiled
   again.engine.close()
+
+
+def test_buckets_of_ones_own_hold_every_budget_too():
+  resolved = startup._resolve(options(token_buckets=(5, 3)), MODEL, jax.devices()[0])
+  assert startup._buckets(resolved, 16, (64,)) == (3, 5, 16, 64)
+  with pytest.raises(ValueError, match=r"token_buckets=\(17,\).*budget of 16"):
+    startup._buckets(options(token_buckets=(17,)), 16, ())
+  with pytest.raises(ValueError, match="bucket_shaped"):
+    startup._buckets(options(token_buckets=(8,), policy="bucket_shaped"), 16, ())

@@ -301,5 +301,5 @@ def test_bucket_shaped_never_cuts_drafts():
   run = Run(policy="bucket_shaped")
   run.submit(4)
   run.step(proposed=[4])
-  run.submit(20)
+  run.submit(15)
   assert run.step() == {0: (5, 4), 1: (11, 0)}

@@ -98,8 +98,12 @@ class BucketShaped(AllottedOracle):
     return np.float32(above - total) > self.hyper(params)["max_padding"] * np.float32(above)
 
   def buckets(self, budget):
-    sizes = [2**k for k in range(20)] + [3 * 2**k for k in range(5, 20)]
-    return {s for s in sizes if s < self.config.max_budget} | {self.config.max_budget, budget}
+    most = self.config.max_budget
+    coarse = {factor << k for factor in (64, 96) for k in range(12)}
+    fine = set(range(0, most, 64 * -(-most // 512)))
+    sizes = {1, 4, 8, 12, 16, 24, 32}
+    sizes |= {s for s in coarse if most <= 512 or 2 * s < most} | {s for s in fine if 2 * s >= most}
+    return {s for s in sizes if s < most} | {most, budget}
 
 
 def random_args(policy, rng):

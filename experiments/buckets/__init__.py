@@ -1,0 +1,1 @@
+"""Which token buckets pad a load least."""
