@@ -29,10 +29,10 @@ def cached_engine(tight=False):
   engine = tiny_engine(scheduler=CACHED)
   engine.reset_prefix_cache()
   if tight:
-    state = packing.unpack_state(host(engine._state), CACHED)
+    state = packing.unpack_state(host(engine._planner._state), CACHED)
     pool = cache.allocate(jax.tree.map(jnp.asarray, state.pool), jnp.int32(TAKEN), TAKEN)[0]
     state = packing.pack_state(dataclasses.replace(state, pool=pool))
-    engine._state = jax.device_put(host(state), engine._devices.scheduler)
+    engine._planner._state = jax.device_put(host(state), engine._planner._devices.scheduler)
   engine.set_params(sched.make_params(CACHED))
   engine.guard.count = 0  # what other engines compiled meanwhile is not this one's
   return engine
@@ -44,7 +44,7 @@ def host(tree):
 
 def check_pages(engine, taken):
   """Every page is held as often as tables name it, and who is not held is free."""
-  state = packing.unpack_state(host(engine._state), CACHED)
+  state = packing.unpack_state(host(engine._planner._state), CACHED)
   held = np.zeros(NUM_PAGES, int)
   held[:taken] = 1
   for table, count in zip(state.block_tables, state.num_pages, strict=True):
