@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from jaxserve import sched
-from jaxserve.config import CacheConfig
 from jaxserve.engine import SamplingParams
 from jaxserve.engine.speculation import Speculate
 from tests.testing.engines import EOS, SCHEDULER, build_engine, shared_store
@@ -131,17 +130,16 @@ def test_a_newcomer_waits_for_fewer_than_two_loops():
     pass
 
 
-def test_a_pool_that_runs_dry_and_a_small_budget():
-  scheduler = dataclasses.replace(SCHEDULER, cache=CacheConfig(num_pages=13, page_size=5))
-  several = build_engine(shared_store(), **FIELDS, scheduler=scheduler, decode_steps=STEPS)
-  one, _ = engines(False)
-  load = [(0, [i, 2, 3], SamplingParams(max_tokens=25, ignore_eos=True), None) for i in range(5)]
+def test_a_pool_that_runs_dry_and_few_seats():
+  one, several = engines(False)
+  load = [(0, [i, 2, 3], SamplingParams(max_tokens=35, ignore_eos=True), None) for i in range(5)]
   expected, _ = run(one, load)
   found, steps = run(several, load)
   assert found == expected and any(events.preempted for events in steps)
-  several.set_params(sched.make_params(scheduler, budget=5, max_num_seqs=5))
+  several.set_params(sched.make_params(SCHEDULER, budget=5, max_num_seqs=2))
   assert run(several, load)[0] == expected
-  assert several.num_free_pages == 13
+  several.set_params(sched.make_params(SCHEDULER))
+  assert several.num_free_pages == SCHEDULER.cache.num_pages
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jaxserve.types import Status, unpack_plan
 from tests.testing.scheduling import compiled, small_config
 
 MOST = 5
+pytestmark = pytest.mark.one_leg
 FIELDS = dict(num_pages=11, max_budget=17, reserve="none")
 
 
