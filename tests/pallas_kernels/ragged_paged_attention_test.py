@@ -153,9 +153,11 @@ def test_unsupported_raises_with_the_reason():
   case = Case(BATCHES["one_decode"], "float32", 1, 1)
   with pytest.raises(NotImplementedError, match="no implementation 'cuda'"):
     case.run("cuda", 1)
-  case.pool = np.zeros_like(case.pool, np.int8)
-  with pytest.raises(NotImplementedError, match="pages of int8"):
+  case.pool = np.zeros_like(case.pool, np.int16)
+  with pytest.raises(NotImplementedError, match="pages of int16"):
     case.run("xla", 1)
+  with pytest.raises(NotImplementedError, match="'mosaic_gpu': int8 pages"):
+    Case(BATCHES["one_decode"], "int8", 1, 1).run("mosaic_gpu", 1)
 
 
 def test_shapes_that_do_not_fit_raise():
@@ -166,3 +168,10 @@ def test_shapes_that_do_not_fit_raise():
   case.q = jnp.zeros((2, 2, 6))
   with pytest.raises(ValueError, match="query_tile=3"):
     case.run("xla", 3)
+  case = Case(BATCHES["one_decode"], "int8", 2, 1)
+  case.scales = case.scales[..., :1]
+  with pytest.raises(ValueError, match="k_scales .* one a head and slot"):
+    case.run("xla", 1)
+  case.scales = None
+  with pytest.raises(ValueError, match="scales go with int8 pages"):
+    case.run("xla", 1)
