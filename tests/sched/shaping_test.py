@@ -246,4 +246,4 @@ def test_a_trim_leaves_decodes_and_a_prompt_token():
   assert first_step([4], 40) == [4]  # 32 would not hold the decodes
   assert first_step([10], 60) == [4]  # 64 holds them and four tokens more
   assert first_step([11, 5], 60) == [4, 0]
-  assert first_step([2], 0) == [2] and first_step([3], 0) == [2]
+  assert first_step([4], 0) == [4] and first_step([5], 0) == [4]
