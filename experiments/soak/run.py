@@ -223,14 +223,14 @@ def execute(config, served):
         await asyncio.sleep(0.1)
 
     asyncio.run(everybody(max(config.seconds / 4, 2), f"{config.seed} warm-up"))
-    before = _settled()
+    before, threads = _settled(), set(threading.enumerate())
     asyncio.run(everybody(config.seconds * 3 / 4, config.seed))
-    after = _settled()
+    after, new = _settled(), sorted(t.name for t in set(threading.enumerate()) - threads)
     text = metrics()
-  return _findings(config, served, counts, before, after, text)
+  return _findings(config, served, counts, before, after, new, text)
 
 
-def _findings(config, served, counts, before, after, text):
+def _findings(config, served, counts, before, after, new_threads, text):
   engine = served.engine
   pool = engine.config.scheduler.cache.num_pages
   found = {
@@ -246,7 +246,8 @@ def _findings(config, served, counts, before, after, text):
   bad += [f"{engine.retraces} traces or compiles"] * bool(engine.retraces)
   for key, room in (("threads", 0), ("files", 2), ("rss_mb", 48)):
     grown = after[key] - before[key]
-    bad += [f"{key} grew by {grown}"] * (grown > room)
+    told = f" ({', '.join(new_threads)})" if key == "threads" else ""
+    bad += [f"{key} grew by {grown}{told}"] * (grown > room)
   return found | {"failures": bad}
 
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Sequence
 
 from absl import logging
@@ -91,7 +92,7 @@ class Service:
     self._thread: EngineThread | None = None
     self._loop: asyncio.AbstractEventLoop | None = None
     # Tokenizing and rendering take time, which the event loop does not have.
-    self.text_pool = concurrent.futures.ThreadPoolExecutor(_TEXT_THREADS, "text")
+    self.text_pool = _pool(_TEXT_THREADS, "text")
 
   @property
   def health(self) -> Health:
@@ -270,3 +271,12 @@ class Service:
       self.metrics.finished(generation.arrival_s, choice, piece.finish_reason)
     generation.give(piece)
     return gap_s
+
+
+def _pool(num_threads: int, name: str) -> concurrent.futures.ThreadPoolExecutor:
+  """A pool whose threads all run from the start, so that a server's threads never grow in number."""
+  pool = concurrent.futures.ThreadPoolExecutor(num_threads, name)
+  everyone = threading.Barrier(num_threads)
+  for _ in range(num_threads):
+    pool.submit(everyone.wait)
+  return pool

@@ -112,13 +112,27 @@ def ragged_paged_attention(
     items = work[jnp.where(live, group * size + jnp.arange(size), group * size)]
     return _decode_group(scaled, read, items, live, k_pages.shape, mask, out)
 
-  def chunk(i: jax.Array, out: jax.Array) -> jax.Array:
+  def chunk(i: jax.Array, out: Arrays) -> Arrays:
     return _chunk_item(scaled, read, work[i], k_pages.shape, query_tile, mask, out)
 
   groups = (num_work[0] + size - 1) // size
   out = lax.fori_loop(0, groups, decode, out)
-  out = lax.fori_loop(num_work[0], num_work[1], chunk, out)
-  return out.reshape(q.shape).astype(q.dtype)
+  by_head = _split_heads(out, k_pages.shape[2], q.shape[2])
+  by_head = lax.fori_loop(num_work[0], num_work[1], chunk, by_head)
+  return _joined_heads(by_head, q.shape[0]).reshape(q.shape).astype(q.dtype)
+
+
+def _split_heads(out: jax.Array, kv_heads: int, dim: int) -> Arrays:
+  """[T * G, D] for every KV head with its G query heads, of [T, Hkv * G * D].
+
+  A chunk writes each as it has it; into columns of one array XLA:CPU writes 20 times as slowly.
+  """
+  return tuple(part.reshape(-1, dim) for part in jnp.split(out, kv_heads, axis=1))
+
+
+def _joined_heads(by_head: Arrays, tokens: int) -> jax.Array:
+  """The inverse of `_split_heads`."""
+  return jnp.concatenate([part.reshape(tokens, -1) for part in by_head], axis=1)
 
 
 def _read_tile(
@@ -255,8 +269,8 @@ def _chunk_item(
   page_shape: tuple[int, ...],
   query_tile: int,
   mask: _Mask,
-  out: jax.Array,
-) -> jax.Array:
+  out: Arrays,
+) -> Arrays:
   """Up to `query_tile` queries of one row, each KV head with its group of query heads."""
   _, page_size, kv_heads, dim = page_shape
   group = q.shape[1] // kv_heads
@@ -297,14 +311,13 @@ def _chunk_item(
   zero = jnp.full((rows,), MASKED), jnp.zeros((rows,)), jnp.zeros((rows, dim))
   carry = (zero,) * kv_heads
   carry = _over_tiles(step, carry, first, count, keys, mask)
-  live = (positions >= first) & (positions < first + count)
-  # Head by head: joining the heads first would cost more than the update itself.
-  for h, (_, total, acc) in enumerate(carry):
-    corner = at, h * group * dim
-    new = (acc / total[:, None]).reshape(query_tile, group * dim)
-    old = lax.dynamic_slice(out, corner, new.shape)
-    out = lax.dynamic_update_slice(out, jnp.where(live[:, None], new, old), corner)
-  return out
+  live = (bound >= first) & (bound < first + count)
+  written = []
+  for (_, total, acc), whole in zip(carry, out, strict=True):
+    old = lax.dynamic_slice_in_dim(whole, at * group, rows)
+    new = jnp.where(live[:, None], acc / total[:, None], old)
+    written.append(lax.dynamic_update_slice_in_dim(whole, new, at * group, 0))
+  return tuple(written)
 
 
 def _over_tiles(
