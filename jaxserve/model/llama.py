@@ -387,9 +387,13 @@ def run_layers(
   vectors = {name: model.stacked(name) for name in _layer_vectors(config)}
   table = rope_table(positions, config.rope, config.head_dim, config.max_position)
 
-  def project(name: str, x: jax.Array, i: jax.Array | int) -> jax.Array:
-    out = dots.layer_linear(x, weights[name], i)
-    return out + vectors[f"{name}_bias"][i][None] if name in config.biases else out
+  def project(
+    name: str, x: jax.Array, i: jax.Array | int, axis: int = 1, out_axis: int = 1
+  ) -> jax.Array:
+    out = dots.layer_linear(x, weights[name], i, axis=axis, out_axis=out_axis)
+    if name not in config.biases:
+      return out
+    return out + jnp.expand_dims(vectors[f"{name}_bias"][i], 1 - out_axis)
 
   def layer(
     i: jax.Array | int, carry: tuple[jax.Array, KVCache], window: int | None
@@ -403,8 +407,9 @@ def run_layers(
     out, kv = attend(i, apply_rope(q, table), apply_rope(k, table), v, kv, window)
     x = x + project("o", out.reshape(x.shape[0], -1), i)
     h = rms_norm(x, vectors["post_norm"][i], config.rms_norm_eps)
-    gate, up = jnp.split(project("gate_up", h, i), 2, axis=1)
-    return x + project("down", _ACTIVATIONS[config.activation](gate) * up, i), kv
+    axis = dots.feature_axis(h.shape[0], weights["gate_up"][0])
+    gate, up = jnp.split(project("gate_up", h, i, out_axis=axis), 2, axis=axis)
+    return x + project("down", _ACTIVATIONS[config.activation](gate) * up, i, axis=axis), kv
 
   carry = (x, kv)
   # The window is static, so layers that differ in it cannot share the body of a loop.

@@ -274,7 +274,7 @@ class Service:
 
 
 def _pool(num_threads: int, name: str) -> concurrent.futures.ThreadPoolExecutor:
-  """A pool whose threads all run from the start, so that a server's threads never grow in number."""
+  """A pool whose threads all run from the start: a server's threads never grow in number."""
   pool = concurrent.futures.ThreadPoolExecutor(num_threads, name)
   everyone = threading.Barrier(num_threads)
   for _ in range(num_threads):
