@@ -346,13 +346,14 @@ def _error(error: ApiError) -> Response:
   return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
-def _api_error(request: Request, error: Exception) -> Response:
+# Asynchronous, as Starlette runs other handlers on threads that it starts for them.
+async def _api_error(request: Request, error: Exception) -> Response:
   del request
   assert isinstance(error, ApiError)
   return _error(error)
 
 
-def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
   assert isinstance(error, HTTPException)
   code = _CODES.get(error.status_code, "bad_request")
   message = f"{request.method} {request.url.path}: {error.detail}"
@@ -361,6 +362,6 @@ def _http_error(request: Request, error: Exception) -> Response:
   return response
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
+async def _unexpected(request: Request, error: Exception) -> Response:
   del request
   return _error(ApiError(500, f"the server failed: {type(error).__name__}", "internal_error"))

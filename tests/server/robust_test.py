@@ -42,6 +42,19 @@ def answer(sock):
   return data
 
 
+def test_whatever_is_asked_no_thread_is_started(run):
+  """Neither for an answer nor for a refusal: threads would outlive them."""
+  before = set(threading.enumerate())
+  for request in (
+    b"GET /health", b"GET /", b"GET /metrics", b"GET /docs", b"GET /nothing", b"PUT /health",
+    b"POST /tokenize", b"POST /v1/completions", b"POST /v1/chat/completions",
+  ):  # fmt: skip
+    with connect(run) as sock:
+      sock.sendall(request + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n{")
+      assert sock.recv(12).startswith(b"HTTP/1.1 ")
+  assert set(threading.enumerate()) <= before
+
+
 class TestHeads:
   def test_a_long_head_is_a_431(self, run):
     with connect(run) as sock:
