@@ -106,8 +106,9 @@ _QUANTIZE = flags.DEFINE_enum(
 _ATTENTION = flags.DEFINE_enum(
   "attention_backend",
   "auto",
-  ["auto", "xla", "ref", "mosaic_gpu"],
-  "Implementation of attention. auto: mosaic_gpu on a GPU that it supports, else xla.",
+  ["auto", "xla", "ref", "numba", "mosaic_gpu"],
+  "Implementation of attention. auto: mosaic_gpu on a GPU that it supports, numba (extra cpu) on a "
+  "CPU, else xla.",
 )
 _ORDERING = flags.DEFINE_enum(
   "ordering", "fcfs", ["fcfs", "priority"], "First come first served, or by priority."

@@ -14,7 +14,7 @@ from jaxserve.config import (
 )
 from jaxserve.engine.speculation import Speculate, check_draft_model
 
-Attention = Literal["auto", "xla", "ref", "mosaic_gpu"]
+Attention = Literal["auto", "xla", "ref", "numba", "mosaic_gpu"]
 
 _FEWEST_ROWS, _ROW_FACTOR = 8, 4
 

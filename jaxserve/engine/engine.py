@@ -110,6 +110,7 @@ class Engine:
     """
     where = devices.pick()
     config = attention.resolve(config, where.model)
+    attention.register(config, store.kernels if store else None)
     table = compiler.compile_all(cls.programs(config, graphdef, leaves, draft), store=store)
     platform = where.model.platform
     drafter = drafting.DraftModel(config, draft, table, platform) if draft else None

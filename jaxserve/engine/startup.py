@@ -1,5 +1,6 @@
 """From options to a running engine: weights, KV pool size, executables."""
 
+import concurrent.futures
 import dataclasses
 import gc
 import pathlib
@@ -141,9 +142,12 @@ def start(options: StartOptions) -> Started:
   draft = drafting.load(options.speculate, checkpoint, options.cache_dir, options.dtype)
   config = _engine_config(options, checkpoint, draft, choice, graphdef, shapes, where, store)
   weights = draft and draft.weights
-  store.read_ahead(Engine.programs(config, graphdef, shapes, weights))  # beside the weights
-  _, leaves = llama.load(checkpoint.config, checkpoint.params, dtype, options.quantize)
-  jax.block_until_ready(leaves)
+  wanted = Engine.programs(config, graphdef, shapes, weights)
+  with concurrent.futures.ThreadPoolExecutor(1) as beside:  # the weights
+    reading = beside.submit(_read_ahead, config, wanted, store)
+    _, leaves = llama.load(checkpoint.config, checkpoint.params, dtype, options.quantize)
+    jax.block_until_ready(leaves)
+  reading.result()
   loaded = clock.now()
   params = sched.make_params(
     config.scheduler,
@@ -166,6 +170,14 @@ def start(options: StartOptions) -> Started:
     compile_s=clock.now() - loaded,
     weight_bytes=sum(leaf.nbytes for leaf in leaves),
   )
+
+
+def _read_ahead(
+  config: EngineConfig, wanted: list[programs.Program], store: ExecutableStore
+) -> None:
+  """Begins to read executables, once what they call is there."""
+  attention.register(config, store.kernels)
+  store.read_ahead(wanted)
 
 
 def _resolve(options: StartOptions, model: ModelConfig, device: jax.Device) -> StartOptions:
@@ -269,7 +281,9 @@ def _engine_config(
     return sized(_pages(tokens, options, "kv_cache_tokens", tokens))
   weights = (*shapes, *(draft.weights.leaves if draft else ()))
   probe = sized(_PROBE_PAGES)
-  tokens = _tokens_that_fit(probe, fraction, graphdef, shapes, weights, where, store)
+  tokens = _tokens_that_fit(
+    probe, fraction, graphdef, shapes, weights, where, store, options.cache_dir
+  )
   return sized(_pages(tokens, options, "memory_fraction", fraction))
 
 
@@ -313,6 +327,7 @@ def _tokens_that_fit(
   """
   if fraction is None or not 0 < fraction <= 1:
     raise ValueError(f"memory_fraction={fraction}: must be in (0, 1]")
+  attention.register(probe, store.kernels)
   largest = next(iter(programs.model_programs(probe, graphdef, shapes, where)))
   report = compiler.compile_all([largest], store=store).reports[0]
   taken = sum(leaf.size * leaf.dtype.itemsize for leaf in weights) + report.temp_bytes

@@ -54,10 +54,14 @@ class ExecutableStore:
 
   By `fingerprint`, which needs no trace; and by the lowered module, so that an edit of the source
   that leaves a program as it was costs a trace and no compilation.
+
+  Attributes:
+    kernels: a private folder beside it, for what executables call (`attention.register`).
   """
 
   def __init__(self, directory: pathlib.Path):
     self._directory = private_folder(directory)
+    self.kernels = private_folder(directory.with_name("kernels"))
     self._ahead: dict[str, concurrent.futures.Future] = {}
 
   def read_ahead(self, programs: Sequence[Program]) -> None:

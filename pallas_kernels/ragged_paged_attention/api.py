@@ -1,18 +1,20 @@
 """The one entry point, its checks, and the literal table of implementations."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-Implementation = Literal["xla", "ref", "mosaic_gpu"]
+Implementation = Literal["xla", "ref", "numba", "mosaic_gpu"]
 
 # Modules, imported when first used: what one device needs may not exist on another.
 IMPLEMENTATIONS: Mapping[str, str] = {
   "xla": "pallas_kernels.ragged_paged_attention.xla",
   "ref": "pallas_kernels.ragged_paged_attention.ref",
+  "numba": "pallas_kernels.ragged_paged_attention.numba_cpu",
   "mosaic_gpu": "pallas_kernels.ragged_paged_attention.mosaic_gpu",
 }
 
@@ -23,6 +25,7 @@ _GPU_HEAD_DIMS = (64, 128)
 _GPU_PAGE_SIZES = (16, 32, 64, 128)
 _GPU_DTYPES = ("bfloat16", "float16")
 _GPU_MOST_GROUPED = 8
+_CPU_DTYPES = ("bfloat16", "uint16")
 
 
 def ragged_paged_attention(
@@ -52,7 +55,8 @@ def ragged_paged_attention(
   Decodes have one query and may be split: `num_splits` consecutive items of the same query, with
   split = 0..num_splits-1, whose ranges [kv_start, kv_end) are not empty, in order, and cover
   [0, p+1). All other items have kv_start 0, kv_end p+n, split 0 and num_splits 1. The ranges say
-  who does which part; the result is of all keys. `ref` and `xla` compute each query once, whole.
+  who does which part; the result is of all keys. `mosaic_gpu` alone does as they say; the others
+  compute each query once, whole.
 
   Args:
     q: [T, Hq, D], float.
@@ -65,7 +69,7 @@ def ragged_paged_attention(
     query_tile: static, most queries of one item; at most T.
     k_scales: f32[N, S, Hkv], a key of int8 pages is its numbers times this; None for others.
     v_scales: like k_scales.
-    decode_items: static, num_work[0] is at most this; None: W. `ref` and `xla` do not use it.
+    decode_items: static, num_work[0] is at most this; None: W. `mosaic_gpu` alone uses it.
     first_page: added to every page id, so that all layers can share one pool of pages.
     window: static, a query at position p sees keys p-window+1..p only, whatever the slots and page
       ids before them hold; None: all.
@@ -126,7 +130,8 @@ def unsupported(
 ) -> str | None:
   """Why an implementation cannot serve a model on a device; imports and traces nothing.
 
-  `mosaic_gpu` is for Hopper GPUs. Head dimensions of 96 and 256 are left to `xla`.
+  `mosaic_gpu` is for Hopper GPUs; head dimensions of 96 and 256 are left to `xla`. `numba` is for
+  CPUs, and needs the package of that name.
 
   Args:
     implementation: a key of `IMPLEMENTATIONS`.
@@ -148,20 +153,27 @@ def unsupported(
       f"ragged_paged_attention: no implementation {implementation!r}; "
       f"there are {sorted(IMPLEMENTATIONS)}"
     )
-  if implementation != "mosaic_gpu":
-    return None
   name = jnp.dtype(dtype).name
-  checks = (
-    (platform == "gpu", f"platform {platform!r} is not a GPU"),
-    (
-      str(compute_capability).split(".")[0] == "9",
-      f"compute capability {compute_capability} is not 9.x (Hopper)",
-    ),
-    (head_dim in _GPU_HEAD_DIMS, f"head_dim={head_dim} is not one of {_GPU_HEAD_DIMS}"),
-    (group <= _GPU_MOST_GROUPED, f"{group} query heads a KV head, at most {_GPU_MOST_GROUPED}"),
-    (page_size in _GPU_PAGE_SIZES, f"page_size={page_size} is not one of {_GPU_PAGE_SIZES}"),
-    (name in _GPU_DTYPES, f"dtype {name} is not one of {_GPU_DTYPES}"),
-  )
+  checks: tuple[tuple[bool, str], ...] = ()
+  if implementation == "numba":
+    checks = (
+      (platform == "cpu", f"platform {platform!r} is not a CPU"),
+      (name in _CPU_DTYPES, f"dtype {name} is not bfloat16"),
+      (head_dim % 2 == 0, f"head_dim={head_dim} is odd"),
+      (bool(importlib.util.find_spec("numba")), "numba is missing: pip install 'jaxserve[cpu]'"),
+    )
+  elif implementation == "mosaic_gpu":
+    checks = (
+      (platform == "gpu", f"platform {platform!r} is not a GPU"),
+      (
+        str(compute_capability).split(".")[0] == "9",
+        f"compute capability {compute_capability} is not 9.x (Hopper)",
+      ),
+      (head_dim in _GPU_HEAD_DIMS, f"head_dim={head_dim} is not one of {_GPU_HEAD_DIMS}"),
+      (group <= _GPU_MOST_GROUPED, f"{group} query heads a KV head, at most {_GPU_MOST_GROUPED}"),
+      (page_size in _GPU_PAGE_SIZES, f"page_size={page_size} is not one of {_GPU_PAGE_SIZES}"),
+      (name in _GPU_DTYPES, f"dtype {name} is not one of {_GPU_DTYPES}"),
+    )
   return next((reason for ok, reason in checks if not ok), None)
 
 

@@ -83,6 +83,7 @@ def ragged_paged_attention(
   first_page: jax.Array | int = 0,
   window: int | None = None,
   soft_cap: float | None = None,
+  decodes: Callable[[], jax.Array] | None = None,
 ) -> jax.Array:
   """See `api.ragged_paged_attention`.
 
@@ -91,6 +92,8 @@ def ragged_paged_attention(
 
   16-bit pages of bfloat16 (or its bits) are multiplied as bfloat16 with float32 sums; float32 and
   float16 pages are multiplied as float32. A tile of int8 pages is made bfloat16 as it is read.
+
+  `decodes` computes them in the place of the loop here: f32[T, Hq * D], zero for all other rows.
 
   Cost: per item O(keys its last query sees, rounded up to a tile), times `query_tile` for chunks.
   """
@@ -116,7 +119,7 @@ def ragged_paged_attention(
     return _chunk_item(scaled, read, work[i], k_pages.shape, query_tile, mask, out)
 
   groups = (num_work[0] + size - 1) // size
-  out = lax.fori_loop(0, groups, decode, out)
+  out = lax.fori_loop(0, groups, decode, out) if decodes is None else decodes()
   by_head = _split_heads(out, k_pages.shape[2], q.shape[2])
   by_head = lax.fori_loop(num_work[0], num_work[1], chunk, by_head)
   return _joined_heads(by_head, q.shape[0]).reshape(q.shape).astype(q.dtype)

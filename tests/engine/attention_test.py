@@ -1,6 +1,7 @@
 """The choice of an implementation of attention, for devices that need not be here."""
 
 import dataclasses
+import importlib.util
 import subprocess
 import sys
 
@@ -66,9 +67,41 @@ def logged(monkeypatch):
   return lines
 
 
-def test_a_cpu_gets_xla_without_a_warning(logged):
+@pytest.fixture
+def without_numba(monkeypatch):
+  find = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "numba" else find(n))
+
+
+def test_a_cpu_without_numba_gets_xla_without_a_warning(logged, without_numba):
   assert choose(target=CPU) == attention.Choice(implementation="xla")
-  assert logged == [(logging.INFO, "attention: xla (platform 'cpu' is not a GPU)")]
+  why = "numba is missing: pip install 'jaxserve[cpu]'"
+  assert logged == [(logging.INFO, f"attention: xla ({why})")]
+
+
+def test_asking_for_numba_without_it_says_what_to_install(without_numba):
+  with pytest.raises(NotImplementedError, match=r"'numba'.*pip install 'jaxserve\[cpu\]'"):
+    choose("numba", CPU)
+
+
+def test_a_numba_that_cannot_be_imported_costs_the_speed_alone(logged, monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+  monkeypatch.setitem(attention.IMPLEMENTATIONS, "numba", "pallas_kernels.no_such_module")
+  assert choose(target=CPU) == attention.Choice(implementation="xla")
+  assert "numba cannot be imported: No module named" in logged[0][1]
+
+
+def test_a_cpu_gets_numba_for_bfloat16(logged):
+  pytest.importorskip("numba", reason="numba is missing: pip install 'jaxserve[cpu]'")
+  for wanted in ("auto", "numba"):
+    assert choose(wanted, CPU) == attention.Choice(implementation="numba")
+  assert logged == 2 * [(logging.INFO, "attention: numba for decodes, xla for prompts")]
+  for dtype in ("float32", "int8"):
+    assert choose(target=CPU, dtype=dtype) == attention.Choice(implementation="xla")
+    with pytest.raises(NotImplementedError, match=f"'numba': dtype {dtype} is not bfloat16"):
+      choose("numba", CPU, dtype=dtype)
+  with pytest.raises(NotImplementedError, match="'numba': platform 'gpu' is not a CPU"):
+    choose("numba", H200)
 
 
 def test_a_hopper_gpu_gets_its_kernels_and_splits(logged):
@@ -108,16 +141,18 @@ def test_resolving_fills_in_the_config():
   assert (chosen.attention, chosen.query_tile) == ("mosaic_gpu", 128)
   shape = chosen.plan_shape(61)
   assert (shape.query_tile, shape.num_decode_items, shape.num_work_items) == (61, 54, 55)
-  here = attention.resolve(config, jax.devices()[0])
+  float32 = dataclasses.replace(config, dtype="float32")
+  here = attention.resolve(float32, jax.devices()[0])
   assert (here.attention, here.query_tile, here.splits) == ("xla", 512, None)
   assert attention.resolve(here, jax.devices()[0]) is here
 
 
-def test_a_cpu_run_does_not_import_the_gpu_kernels():
+def test_a_cpu_run_does_not_import_the_gpu_kernels_nor_numba_before_it_is_chosen():
   code = (
     "import sys, jaxserve.engine.startup, pallas_kernels.ragged_paged_attention.api as api\n"
     "api.load('xla')\n"
-    "sys.exit(any(n.startswith('pallas_kernels') and 'mosaic' in n for n in sys.modules))"
+    "found = [n for n in sys.modules if n.startswith('pallas_kernels') and 'mosaic' in n]\n"
+    "sys.exit(bool(found) or 'numba' in sys.modules or 'llvmlite' in sys.modules)"
   )
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
