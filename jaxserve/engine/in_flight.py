@@ -1,9 +1,8 @@
 """A dispatched step whose outputs have not been read, and what they say once they are."""
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -79,9 +78,13 @@ class InFlight:
   def read(self) -> StepOutput | None:
     """Waits for the step; its output, on the host."""
     self.done.block_until_ready()
-    if self.place is None:
-      return jax.tree.map(np.asarray, self.output)  # None stays None
-    return jax.tree.map(lambda x: np.asarray(x)[self.place], self.output)
+    if self.output is None:
+      return None
+    at = () if self.place is None else self.place
+    fields: dict[str, Any] = {
+      name: None if x is None else np.asarray(x)[at] for name, x in vars(self.output).items()
+    }
+    return StepOutput(**fields)
 
   @property
   def was_run(self) -> bool:
@@ -100,33 +103,33 @@ class InFlight:
     if output is None:
       return taken
     rows, counts, proposals = self._on_host(output)
-    place = 0
+    place, events = 0, taken.events
     for row, (request, part) in enumerate(zip(self.requests, self.scheduled, strict=True)):
-      first, place = place, place + 1 + part.drafts
-      if not part.samples or alive.get(request.slot) is not request:
+      first, place, slot = place, place + 1 + part.drafts, request.slot
+      if not part.samples or alive.get(slot) is not request:
         continue
       count = 1 if counts is None else sum(counts[first:place])
-      taken.outputs[request.slot] = count
+      taken.outputs[slot] = count
       if proposals is not None and request.speculates:
         proposed = proposals[row]
         if request.restraint:
           proposed = request.restraint.allow(proposed, part.drafts, count - 1)
-        taken.proposed[request.slot] = proposed
+        taken.proposed[slot] = proposed
       for at in range(first, first + count):
         event = _token_event(request, *rows[at])
         request.outputs.append(event.token)
         request.logprobs.append(event.logprob)
-        taken.events.append((request.slot, event))
+        events.append((slot, event))
         ends = request.constraint is not None and request.constraint.accept(event.token)
         if ends or event.finish_reason or event.token in request.stop_ids:
-          taken.stopped.append(request.slot)
+          taken.stopped.append(slot)
           break
     return taken
 
   def verified(self, taken: Taken) -> tuple[Scheduled, ...]:
     """`scheduled`, with the drafts that were accepted."""
-    if not any(part.drafts for part in self.scheduled):
-      return self.scheduled
+    if self.output is None or self.output.counts is None:
+      return self.scheduled  # nobody drafts
     return tuple(
       part._replace(accepted=taken.outputs.get(request.slot, 1) - 1) if part.drafts else part
       for request, part in zip(self.requests, self.scheduled, strict=True)
@@ -139,7 +142,9 @@ class InFlight:
 
     To take them out of arrays one by one would be slow.
     """
-    places = sum(1 + part.drafts for part in self.scheduled)
+    places = len(self.scheduled)
+    if output.counts is not None:
+      places += sum(part.drafts for part in self.scheduled)
     most = max((request.sampling.num_top for request in self.requests), default=0)
     rows = zip(
       output.tokens[:places].tolist(),
@@ -163,21 +168,25 @@ def scheduled_parts(decision: Decision, requests: Sequence[Request]) -> tuple[Sc
   Notes in the requests that they were admitted, and what they found in the prefix cache.
   """
   slots = decision.order[: len(requests)]
-  columns = (
-    column[slots].tolist()
-    for column in (
-      decision.start, decision.tokens, decision.new_pages, decision.samples, decision.admitted
+  start = decision.start[slots].tolist()
+  parts: Iterable[Scheduled] = map(
+    Scheduled,
+    [request.id for request in requests],
+    start,
+    decision.tokens[slots].tolist(),
+    decision.new_pages[slots].tolist(),
+    decision.samples[slots].tolist(),
+    [first < len(request.prompt) for first, request in zip(start, requests, strict=True)],
+  )
+  if decision.admitted.any():
+    admitted = decision.admitted[slots].tolist()
+    parts = (
+      part._replace(**_admission(decision, request)) if new else part
+      for part, request, new in zip(parts, requests, admitted, strict=True)
     )
-  )  # fmt: skip
-  drafts = itertools.repeat(0) if decision.drafts is None else decision.drafts[slots].tolist()
-  parts = []
-  for request, start, tokens, pages, samples, admitted, draft in zip(
-    requests, *columns, drafts, strict=False
-  ):
-    part = Scheduled(
-      request.id, start, tokens, pages, samples, start < len(request.prompt), drafts=draft
-    )
-    parts.append(part._replace(**_admission(decision, request)) if admitted else part)
+  if decision.drafts is not None:
+    drafts = decision.drafts[slots].tolist()
+    parts = (part._replace(drafts=n) for part, n in zip(parts, drafts, strict=True))
   return tuple(parts)
 
 

@@ -80,7 +80,9 @@ class ModelRunner:
     self._state.sampling = constraints.apply(
       self._table, self._state.sampling, rows[0], self._config.scheduler.max_num_seqs
     )
-    places = sum(1 + part.drafts for _, part in rows[0])
+    places = len(rows[0])
+    if self._config.speculate:
+      places += sum(part.drafts for _, part in rows[0])
     samples = any(part.samples for _, part in rows[0])
     done, output, hidden = self.run(plan, decided.small_plan, bucket, places, samples)
     scores = prompt_scores.dispatch(
