@@ -49,15 +49,18 @@ class Bench:
     config: what to compile for.
     cache_dir: of executables.
     with_model: compile the model's too.
-    all_heads: its head for every number of rows, not the largest alone.
+    decodes_only: of the model's, the first bucket and the head for all rows alone.
   """
 
-  def __init__(self, weights, config, cache_dir, with_model=True, all_heads=False):
+  def __init__(self, weights, config, cache_dir, with_model=True, decodes_only=False):
     where = devices.pick()
     self.config = attention.resolve(config, where.model)
     programs = Engine.programs(self.config, weights.graphdef, weights.leaves)
     wanted = (*_SCHEDULER, "empty", "forward", "sample") if with_model else _SCHEDULER
-    unused = set() if all_heads else {("sample", rows) for rows in self.config.rows[:-1]}
+    unused = set()
+    if decodes_only:
+      unused = {("sample", rows) for rows in self.config.rows[:-1]}
+      unused |= {("forward", bucket) for bucket in self.config.buckets[1:]}
     programs = [p for p in programs if p.key[0] in wanted and p.key not in unused]
     self.table = compiler.compile_all(programs, store=ExecutableStore(cache_dir / "executables"))
     self.planner = Planner(self.config, self.table, where)
@@ -84,8 +87,9 @@ class Bench:
     while True:
       packed = self.planner.schedule()
       decision = self.unpack(packed)
-      if int(decision.num_tokens) == rows and bool((decision.start[decision.order[:rows]]).all()):
-        break
+      if int(decision.num_scheduled) == int(decision.num_tokens) == rows:
+        if decision.start[decision.order[:rows]].min() >= context:
+          break
       self.commit(packed)
     bucket = next(b for b in self.config.buckets if b >= rows)
     plan = self.planner.plan(packed, bucket)

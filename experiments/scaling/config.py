@@ -52,10 +52,10 @@ class Config:
   requests: tuple[int, ...] = (2, 16)
   seats: tuple[int, ...] = (1, 4)
   context: int = 256
-  rounds: int = 12
-  steps: int = 20
-  host_rounds: int = 3
-  host_steps: int = 1500
+  rounds: int = 8
+  steps: int = 12
+  host_rounds: int = 2
+  host_steps: int = 1000
   base: str | None = None
 
   def __post_init__(self) -> None:

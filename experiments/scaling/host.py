@@ -16,7 +16,7 @@ _HERE = pathlib.Path(__file__).parents[2]
 def measure(config, on_round=lambda count: None):
   """One row for rows x prefix cache x checkout: the least of the rounds' medians."""
   checkouts = {"this": _HERE} | ({"base": pathlib.Path(config.base)} if config.base else {})
-  settings = [(rows, False) for rows in (1, config.rows[-1])] + [(config.rows[-1], True)]
+  settings = [(config.rows[-1], prefix) for prefix in (False, True)]
   found = {}
   for _ in range(config.host_rounds):
     for rows, prefix in settings:

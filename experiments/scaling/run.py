@@ -22,7 +22,7 @@ def run(config):
       points += size_points(config, weights)
   verdicts = judged(points)
   if "host" in config.only:
-    count = config.host_rounds * 3 * (2 if config.base else 1)
+    count = config.host_rounds * 2 * (2 if config.base else 1)
     with progress(count, "processes", "Host time") as bar:
       points += host.measure(config, bar.advance)
   return points, verdicts
@@ -50,7 +50,7 @@ def model_points(config, weights):
   one = bench.Bench(weights, bench.engine_config(
     weights, rows=rows, length=longest, pages=pages, budget=budget, buckets=buckets,
     page_size=config.page_size,
-  ), config.cache_dir, all_heads=True)  # fmt: skip
+  ), config.cache_dir)  # fmt: skip
   series = [
     ("decode rows", n, *one.decodes(n, config.rows_context), n) for n in config.rows
   ] + [
@@ -90,10 +90,11 @@ def size_points(config, weights):
 def built(config, weights, sizes, with_model, prefix=False):
   """The bench for one of `size_points`, decoding; (it, plan, bucket)."""
   rows = sizes["rows"]
+  budget = max(rows + 1, config.tokens[-1])
   one = bench.Bench(weights, bench.engine_config(
-    weights, budget=rows, buckets=(rows,),
-    page_size=config.page_size, prefix=prefix, **sizes,
-  ), config.cache_dir, with_model)  # fmt: skip
+    weights, budget=budget, buckets=(rows, budget), page_size=config.page_size, prefix=prefix,
+    **sizes,
+  ), config.cache_dir, with_model, decodes_only=True)  # fmt: skip
   return one, *one.decodes(rows, config.context)
 
 
