@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, TypeVar, cast, dataclass_transform
 
 import jax
@@ -42,7 +43,7 @@ def _bits(leaf: jax.Array) -> jax.Array:
 
 def _from_bits(part: Any, dtype: Any) -> Any:
   if dtype != np.float32:
-    return part if part.dtype == dtype else part.astype(dtype)
+    return part.astype(dtype)
   if isinstance(part, np.ndarray):
     return part.view(np.float32)
   return jax.lax.bitcast_convert_type(part, jnp.float32)
@@ -55,10 +56,24 @@ def unpack(packed: Any, like: T) -> T:
     packed: i32[.].
     like: the same tree of anything with shape and dtype.
   """
+  return unpacker(like)(packed)
+
+
+def unpacker(like: T) -> Callable[[Any], T]:
+  """`unpack` for one `like`, which is looked at once: for records that are unpacked every step."""
   leaves, structure = jax.tree.flatten(like)
-  parts, at = [], 0
+  places, at = [], 0
   for leaf in leaves:
-    part = packed[at : at + math.prod(leaf.shape)].reshape(leaf.shape)
-    parts.append(_from_bits(part, leaf.dtype))
-    at += math.prod(leaf.shape)
-  return jax.tree.unflatten(structure, parts)
+    end = at + math.prod(leaf.shape)
+    shape = None if len(leaf.shape) == 1 else leaf.shape  # what need not be done takes no time
+    places.append((slice(at, end), shape, None if leaf.dtype == np.int32 else leaf.dtype))
+    at = end
+
+  def unpack_one(packed: Any) -> T:
+    parts = []
+    for at, shape, dtype in places:
+      part = packed[at] if shape is None else packed[at].reshape(shape)
+      parts.append(part if dtype is None else _from_bits(part, dtype))
+    return jax.tree.unflatten(structure, parts)
+
+  return unpack_one

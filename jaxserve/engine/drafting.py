@@ -129,7 +129,7 @@ class DraftModel:
     return sum(x.nbytes for x in jax.tree.leaves(self.kv))
 
   def after(
-    self, bucket: int, plan: jax.Array, rows: jax.Array, model: ModelState,
+    self, bucket: int, plan: np.ndarray, rows: np.ndarray, model: ModelState,
     output: StepOutput | None,
   ) -> StepOutput | None:  # fmt: skip
     """Computes what the large model has just been told to, then drafts behind its outputs.

@@ -21,7 +21,7 @@ from jaxserve.engine import (
 from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.drafting import DraftModel
 from jaxserve.engine.executables import CompileGuard, CompileReport, ExecutableTable
-from jaxserve.engine.in_flight import InFlight, scheduled_parts
+from jaxserve.engine.in_flight import InFlight, Taken, scheduled_parts
 from jaxserve.engine.model_runner import ModelRunner
 from jaxserve.engine.planner import Planner
 from jaxserve.engine.prefix import NO_SALT, PageDigests, PrefixStats
@@ -403,13 +403,14 @@ class Engine:
     dispatched_s = clock.now()
     done, output, scores = self._runner.dispatch(decided, rows)
     for place, decision in enumerate(decided.decisions):
+      requests, parts = zip(*rows[place], strict=True)
       self._in_flight.append(
         InFlight(
           bucket=decided.bucket,
           budget=budget,
           decision=decided.packed[place],
-          requests=tuple(request for request, _ in rows[place]),
-          scheduled=tuple(part for _, part in rows[place]),
+          requests=requests,
+          scheduled=parts,
           scores=scores,
           admitted=self._ids(decision.admitted),
           preempted=self._ids(decision.preempted) if place else preempted,
@@ -429,15 +430,12 @@ class Engine:
     output = flight.read()
     done_s = clock.now()
     taken = flight.take_outputs(self._requests, output)
-    sampled = [self._requests[slot] for slot in taken.outputs]
-    digests = (self._digests.of_outputs(sampled),) if self._digests else ()
+    digests: tuple[np.ndarray, ...] = ()
+    if self._digests:
+      digests = (self._digests.of_outputs(self._requests[slot] for slot in taken.outputs),)
     counts = taken.counts(self.config.scheduler)
     ended = self._planner.commit(flight.decision, taken.stopped, *digests, *counts)
-    last = {slot: event for slot, event in taken.events if slot in ended}
-    outputs = tuple(
-      self._finish(event, slot, taken.stopped) if last.get(slot) is event else event
-      for slot, event in taken.events
-    )
+    outputs = self._outputs(taken, ended)
     self._drafts_wait = any(
       taken.proposed.get(slot) for slot in taken.proposed if slot not in ended
     )
@@ -458,10 +456,20 @@ class Engine:
       evicted=flight.evicted,
     )
 
+  def _outputs(self, taken: Taken, ended: set[int]) -> tuple[TokenEvent, ...]:
+    """The events of a step; the last one of a request that has ended says so."""
+    if not ended:
+      return tuple(event for _, event in taken.events)
+    last = {slot: event for slot, event in taken.events if slot in ended}
+    return tuple(
+      self._finish(event, slot, taken.stopped) if last.get(slot) is event else event
+      for slot, event in taken.events
+    )
+
   def _finish(self, event: TokenEvent, slot: int, stopped: list[int]) -> TokenEvent:
     del self._requests[slot], self._slots[event.request_id]
     reason: FinishReason = "stop" if slot in stopped else "length"
-    return dataclasses.replace(event, finish_reason=event.finish_reason or reason)
+    return event._replace(finish_reason=event.finish_reason or reason)
 
   def _rows(self, decision: Decision) -> tuple[tuple[Request, Scheduled], ...]:
     """The rows of a decision on the host, in order, with what is granted to each."""
@@ -473,4 +481,4 @@ class Engine:
     return tuple(zip(requests, parts, strict=True))
 
   def _ids(self, mask: jax.Array) -> tuple[int, ...]:
-    return tuple(self._requests[slot].id for slot in np.flatnonzero(np.asarray(mask)).tolist())
+    return tuple(self._requests[slot].id for slot in np.asarray(mask).nonzero()[0].tolist())

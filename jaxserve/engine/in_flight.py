@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -77,10 +77,14 @@ class InFlight:
 
   def read(self) -> StepOutput | None:
     """Waits for the step; its output, on the host."""
-    jax.block_until_ready(self.done)
-    if self.place is None:
-      return jax.tree.map(np.asarray, self.output)  # None stays None
-    return jax.tree.map(lambda x: np.asarray(x)[self.place], self.output)
+    self.done.block_until_ready()
+    if self.output is None:
+      return None
+    at = () if self.place is None else self.place
+    fields: dict[str, Any] = {
+      name: None if x is None else np.asarray(x)[at] for name, x in vars(self.output).items()
+    }
+    return StepOutput(**fields)
 
   @property
   def was_run(self) -> bool:
@@ -95,39 +99,67 @@ class InFlight:
       output: of this step, on the host.
     """
     taken = Taken()
-    place = 0
     prompt_scores.gather(self.scores)
+    if output is None:
+      return taken
+    rows, counts, proposals = self._on_host(output)
+    place, events = 0, taken.events
     for row, (request, part) in enumerate(zip(self.requests, self.scheduled, strict=True)):
-      first, place = place, place + 1 + part.drafts
-      if not part.samples or output is None or alive.get(request.slot) is not request:
+      first, place, slot = place, place + 1 + part.drafts, request.slot
+      if not part.samples or alive.get(slot) is not request:
         continue
-      count = 1 if output.counts is None else int(output.counts[first:place].sum())
-      taken.outputs[request.slot] = count
-      if output.proposed is not None and request.speculates:
-        proposed = int(output.proposed[row])
+      count = 1 if counts is None else sum(counts[first:place])
+      taken.outputs[slot] = count
+      if proposals is not None and request.speculates:
+        proposed = proposals[row]
         if request.restraint:
           proposed = request.restraint.allow(proposed, part.drafts, count - 1)
-        taken.proposed[request.slot] = proposed
+        taken.proposed[slot] = proposed
       for at in range(first, first + count):
-        event = _token_event(request, output, at)
+        event = _token_event(request, *rows[at])
         request.outputs.append(event.token)
         request.logprobs.append(event.logprob)
-        taken.events.append((request.slot, event))
+        events.append((slot, event))
         ends = request.constraint is not None and request.constraint.accept(event.token)
         if ends or event.finish_reason or event.token in request.stop_ids:
-          taken.stopped.append(request.slot)
+          taken.stopped.append(slot)
           break
     return taken
 
   def verified(self, taken: Taken) -> tuple[Scheduled, ...]:
     """`scheduled`, with the drafts that were accepted."""
-    if not any(part.drafts for part in self.scheduled):
-      return self.scheduled
+    if self.output is None or self.output.counts is None:
+      return self.scheduled  # nobody drafts
     return tuple(
-      dataclasses.replace(part, accepted=taken.outputs.get(request.slot, 1) - 1)
-      if part.drafts else part
+      part._replace(accepted=taken.outputs.get(request.slot, 1) - 1) if part.drafts else part
       for request, part in zip(self.requests, self.scheduled, strict=True)
-    )  # fmt: skip
+    )
+
+  def _on_host(
+    self, output: StepOutput
+  ) -> tuple[list[tuple[Any, ...]], list[int] | None, list[int] | None]:
+    """(the arguments of `_token_event` for every place, counts, proposed), in Python's numbers.
+
+    To take them out of arrays one by one would be slow.
+    """
+    places = len(self.scheduled)
+    if output.counts is not None:
+      places += sum(part.drafts for part in self.scheduled)
+    most = max((request.sampling.num_top for request in self.requests), default=0)
+    rows = zip(
+      output.tokens[:places].tolist(),
+      output.logprobs[:places].tolist(),
+      map(tuple, output.top_ids[:places, :most].tolist()),
+      map(tuple, output.top_logits[:places, :most].tolist()),
+      output.log_sum[:places].tolist(),
+      strict=True,
+    )
+    counts, proposed = output.counts, output.proposed
+    return (
+      list(rows),
+      None if counts is None else counts[:places].tolist(),
+      None if proposed is None else proposed[: len(self.requests)].tolist(),
+    )
 
 
 def scheduled_parts(decision: Decision, requests: Sequence[Request]) -> tuple[Scheduled, ...]:
@@ -135,47 +167,54 @@ def scheduled_parts(decision: Decision, requests: Sequence[Request]) -> tuple[Sc
 
   Notes in the requests that they were admitted, and what they found in the prefix cache.
   """
-  tokens, start, samples = decision.tokens, decision.start, decision.samples
-  for request in requests:
-    if decision.admitted[request.slot]:
-      request.num_admissions += 1
-      if request.num_admissions == 1 and decision.cached is not None:
-        request.cached_tokens = int(decision.cached[request.slot])
-  return tuple(
-    Scheduled(
-      request_id=request.id,
-      start=int(start[request.slot]),
-      tokens=int(tokens[request.slot]),
-      new_pages=int(decision.new_pages[request.slot]),
-      samples=bool(samples[request.slot]),
-      is_prefill=int(start[request.slot]) < len(request.prompt),
-      **_admission(decision, request),
-      drafts=0 if decision.drafts is None else int(decision.drafts[request.slot]),
-    )
-    for request in requests
+  slots = decision.order[: len(requests)]
+  start = decision.start[slots].tolist()
+  parts: Iterable[Scheduled] = map(
+    Scheduled,
+    [request.id for request in requests],
+    start,
+    decision.tokens[slots].tolist(),
+    decision.new_pages[slots].tolist(),
+    decision.samples[slots].tolist(),
+    [first < len(request.prompt) for first, request in zip(start, requests, strict=True)],
   )
+  if decision.admitted.any():
+    admitted = decision.admitted[slots].tolist()
+    parts = (
+      part._replace(**_admission(decision, request)) if new else part
+      for part, request, new in zip(parts, requests, admitted, strict=True)
+    )
+  if decision.drafts is not None:
+    drafts = decision.drafts[slots].tolist()
+    parts = (part._replace(drafts=n) for part, n in zip(parts, drafts, strict=True))
+  return tuple(parts)
 
 
 def _admission(decision: Decision, request: Request) -> dict[str, Any]:
-  if not decision.admitted[request.slot]:
-    return {}
+  cached = 0 if decision.cached is None else int(decision.cached[request.slot])
+  request.num_admissions += 1
+  if request.num_admissions == 1:
+    request.cached_tokens = cached
   return {
     "admission": "first" if request.num_admissions == 1 else "again",
-    "cached": 0 if decision.cached is None else int(decision.cached[request.slot]),
+    "cached": cached,
     "known": len(request.prompt) + len(request.outputs),
   }
 
 
-def _token_event(request: Request, output: StepOutput, row: int) -> TokenEvent:
-  count, logprob = request.sampling.num_top, float(output.logprobs[row])
+def _token_event(
+  request: Request, token: int, logprob: float, top_ids: tuple[int, ...],
+  top_logits: tuple[float, ...], log_sum: float,
+) -> TokenEvent:  # fmt: skip
+  count = request.sampling.num_top
   return TokenEvent(
-    request_id=request.id,
-    cached_tokens=request.cached_tokens,
-    token=int(output.tokens[row]),
-    logprob=logprob,
-    top_ids=tuple(output.top_ids[row][:count].tolist()),
-    top_logits=tuple(output.top_logits[row][:count].tolist()),
-    log_sum=float(output.log_sum[row]),
-    finish_reason="error" if math.isnan(logprob) else None,
-    prompt_scores=None if request.outputs else prompt_scores.joined(request),
+    request.id,
+    token,
+    logprob,
+    top_ids[:count],
+    top_logits[:count],
+    log_sum,
+    "error" if math.isnan(logprob) else None,
+    None if request.outputs else prompt_scores.joined(request),
+    request.cached_tokens,
   )

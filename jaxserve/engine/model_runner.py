@@ -1,7 +1,7 @@
 """The model's device: weights, what lives there between steps, and the programs that use it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -80,7 +80,9 @@ class ModelRunner:
     self._state.sampling = constraints.apply(
       self._table, self._state.sampling, rows[0], self._config.scheduler.max_num_seqs
     )
-    places = sum(1 + part.drafts for _, part in rows[0])
+    places = len(rows[0])
+    if self._config.speculate:
+      places += sum(part.drafts for _, part in rows[0])
     samples = any(part.samples for _, part in rows[0])
     done, output, hidden = self.run(plan, decided.small_plan, bucket, places, samples)
     scores = prompt_scores.dispatch(
@@ -89,7 +91,7 @@ class ModelRunner:
     return Dispatched(done, output, scores)
 
   def run(
-    self, plan: jax.Array, small_plan: jax.Array | None, bucket: int, num_places: int,
+    self, plan: np.ndarray, small_plan: np.ndarray | None, bucket: int, num_places: int,
     any_samples: bool,
   ) -> tuple[jax.Array, StepOutput | None, jax.Array]:  # fmt: skip
     """Forward pass, head and drafts: (ready when the first is, output, hidden states of all)."""
@@ -106,19 +108,23 @@ class ModelRunner:
     if self._draft:
       assert small_plan is not None
       output = self._draft.after(bucket, plan, small_plan, state, output)
-    for array in jax.tree.leaves(output):
-      array.copy_to_host_async()
+    self._send_to_host(output)
     return row_fields, output, every
 
-  def decode_steps(self, plans: jax.Array, count: int, bucket: int) -> Dispatched:
+  def decode_steps(self, plans: np.ndarray, count: int, bucket: int) -> Dispatched:
     """Runs the first `count` plans, packed, of steps of decodes; output has one row for each."""
     state = self._state
     state.kv, state.token_table, output, number = self._table["decode_steps", bucket](
       self._leaves, state.kv, state.token_table, state.sampling, plans, np.int32(count)
     )
-    for array in jax.tree.leaves((output, number)):
-      array.copy_to_host_async()
+    self._send_to_host((output, number))
     return Dispatched(number, output, ())
+
+  def _send_to_host(self, arrays: Any) -> None:
+    if self._device.platform == "cpu":
+      return  # they are there
+    for array in jax.tree.leaves(arrays):
+      array.copy_to_host_async()
 
   def wait(self) -> None:
     """Blocks until everything dispatched so far is done."""

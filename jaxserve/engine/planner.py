@@ -9,9 +9,9 @@ import numpy as np
 from jaxserve.engine import devices
 from jaxserve.engine.config import EngineConfig, bucket_for
 from jaxserve.engine.executables import ExecutableTable
-from jaxserve.pytree import unpack
+from jaxserve.pytree import unpacker
 from jaxserve.sched import packing
-from jaxserve.types import Decision, SchedulerParams, cut_plan, unpack_plan
+from jaxserve.types import Decision, SchedulerParams, cut_plan, plan_parts, unpack_plan
 
 
 class Decided(NamedTuple):
@@ -21,16 +21,16 @@ class Decided(NamedTuple):
     packed: decisions, for `Planner.commit`.
     decisions: the same on the host.
     bucket: T; 0 if the only step has no tokens.
-    plan: packed, on the model's device; of several steps [K, .], of which the first ones count.
-      None without tokens.
+    plan: packed, on the host; of several steps [K, .], of which the first ones count. None without
+      tokens.
     small_plan: of a single step in the shape of the smallest bucket, for a draft model; else None.
   """
 
   packed: Sequence[jax.Array | np.ndarray]
   decisions: Sequence[Decision]
   bucket: int = 0
-  plan: jax.Array | None = None
-  small_plan: jax.Array | None = None
+  plan: np.ndarray | None = None
+  small_plan: np.ndarray | None = None
 
 
 class Planner:
@@ -39,9 +39,17 @@ class Planner:
   def __init__(self, config: EngineConfig, table: ExecutableTable, where: devices.Devices):
     self._config, self._table, self._devices = config, table, where
     self._schedulers = {shapes.policy: shapes for shapes in config.schedulers}
-    self._like = {
-      policy: packing.decision_like(shapes) for policy, shapes in self._schedulers.items()
+    self._unpack = {
+      policy: unpacker(packing.decision_like(shapes)) for policy, shapes in self._schedulers.items()
     }
+    self._parts = {
+      (laid_out, bucket): plan_parts(config.plan_shape(laid_out), config.plan_shape(bucket))
+      for laid_out in {*config.layouts, config.decode_buckets[-1]}
+      for bucket in config.buckets
+      if bucket <= laid_out
+    }
+    nobody = np.zeros(config.scheduler.max_requests, bool)
+    self._nobody = jax.device_put(nobody, where.scheduler)
     for shapes in config.schedulers:
       packing.small_like(shapes)  # traces, so before compiles are counted
     self.set_policy(config.scheduler.policy)
@@ -97,13 +105,13 @@ class Planner:
     count, several = int(number), np.asarray(packed)
     if count == 1:
       return self._one(several[0])
-    decisions = [unpack(one, self._like[self.policy]) for one in several[:count]]
+    decisions = [self._unpack[self.policy](one) for one in several[:count]]
     bucket = bucket_for(int(decisions[0].num_tokens), self._config.decode_buckets)
     plan = self._decode_plans(np.asarray(plans), bucket)
     return Decided(list(several[:count]), decisions, bucket, plan)
 
   def _one(self, packed: jax.Array | np.ndarray) -> Decided:
-    decision = unpack(np.asarray(packed), self._like[self.policy])
+    decision = self._unpack[self.policy](np.asarray(packed))
     if int(decision.num_tokens) == 0:
       return Decided([packed], [decision])
     bucket = bucket_for(int(decision.num_tokens), self._config.buckets)
@@ -117,13 +125,13 @@ class Planner:
     self._state, packed = self._table["schedule", self.policy](self._state, self._params)
     return packed
 
-  def plan(self, decision: jax.Array | np.ndarray, bucket: int) -> jax.Array:
-    """The packed plan of the last decision, on the model's device."""
+  def plan(self, decision: jax.Array | np.ndarray, bucket: int) -> np.ndarray:
+    """The packed plan of the last decision, on the host: a call takes it along to its device."""
     tokens = bucket_for(bucket, self._config.layouts)
     packed = np.asarray(self._table["lay_out", tokens, self.policy](self._state, decision))
-    return jax.device_put(self._cut(packed, tokens, bucket), self._devices.model)
+    return cut_plan(packed, self._parts[tokens, bucket])
 
-  def idle_decode_plans(self, empty: jax.Array, bucket: int) -> jax.Array:
+  def idle_decode_plans(self, empty: jax.Array, bucket: int) -> np.ndarray:
     """Packed plans of decodes of which the first runs and computes nothing, from an empty decision.
 
     It names a request, or nothing would be run, and samples nothing.
@@ -134,11 +142,10 @@ class Planner:
     row_request[0] = 0  # a view
     return self._decode_plans(np.stack([plan] * self._config.decode_steps), bucket)
 
-  def _decode_plans(self, plans: np.ndarray, bucket: int) -> jax.Array:
-    """Packed plans of the largest bucket of decodes, [K, .], as those of `bucket` on the device."""
+  def _decode_plans(self, plans: np.ndarray, bucket: int) -> np.ndarray:
+    """Packed plans of the largest bucket of decodes, [K, .], as those of `bucket`."""
     laid_out = self._config.decode_buckets[-1]
-    cut = np.stack([self._cut(plan, laid_out, bucket) for plan in plans])
-    return jax.device_put(cut, self._devices.model)
+    return np.stack([cut_plan(plan, self._parts[laid_out, bucket]) for plan in plans])
 
   def commit(
     self, decision: jax.Array | np.ndarray, stopped: Sequence[int], *more: np.ndarray
@@ -147,12 +154,11 @@ class Planner:
     self._state, finished = self._table["commit", self.policy](
       self._state, decision, self._mask(stopped), *more
     )
-    return set(np.flatnonzero(np.asarray(finished)).tolist())
+    return set(np.asarray(finished).nonzero()[0].tolist())
 
-  def _cut(self, packed: np.ndarray, laid_out: int, bucket: int) -> np.ndarray:
-    return cut_plan(packed, self._config.plan_shape(laid_out), self._config.plan_shape(bucket))
-
-  def _mask(self, slots: Sequence[int]) -> np.ndarray:
+  def _mask(self, slots: Sequence[int]) -> jax.Array | np.ndarray:
+    if not slots:
+      return self._nobody
     mask = np.zeros(self.shapes.max_requests, bool)
     mask[list(slots)] = True
     return mask

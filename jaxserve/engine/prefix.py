@@ -41,6 +41,8 @@ class PrefixStats:
   def plus(self, parts: Iterable[Scheduled], evicted: int) -> "PrefixStats":
     """With one step more."""
     entered = [part for part in parts if part.admission]
+    if not entered and not evicted:
+      return self
     first = [part for part in entered if part.admission == "first"]
     again = [part for part in entered if part.admission == "again"]
     return PrefixStats(

@@ -43,7 +43,8 @@ def dispatch(
   """
   parts, offset = [], 0
   for request, part in rows:
-    for at, first, targets in _blocks(request, part):
+    wanted = request.sampling.prompt_logprobs is not None
+    for at, first, targets in _blocks(request, part) if wanted else ():
       block = table["score_rows", bucket](hidden, np.int32(offset + at))
       padded = np.zeros(BLOCK, np.int32)
       padded[: len(targets)] = targets
@@ -57,8 +58,6 @@ def dispatch(
 
 def _blocks(request: Request, part: Scheduled) -> Iterator[tuple[int, int, Sequence[int]]]:
   """Of a row: offsets in its chunk, the first token each block scores, and those tokens."""
-  if request.sampling.prompt_logprobs is None:
-    return
   end = min(part.start + part.tokens, len(request.prompt) - 1)
   for at in range(part.start, end, BLOCK):
     yield at - part.start, at + 1, request.prompt[at + 1 : min(at + BLOCK, end) + 1]

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -154,9 +154,8 @@ class Request:
   num_admissions: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenEvent:
-  """One output token of one request.
+class TokenEvent(NamedTuple):
+  """One output token of one request. A tuple, as is `Scheduled`: every step makes one a row.
 
   Attributes:
     request_id: as returned by `Engine.submit`.
@@ -182,8 +181,7 @@ class TokenEvent:
   cached_tokens: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scheduled:
+class Scheduled(NamedTuple):
   """What one step computed for one request: `tokens` from position `start` on.
 
   `new_pages` pages were handed to it for them. `admission` says whether it entered the running set

@@ -8,7 +8,7 @@ Padding is positive and out of range (Q for a request, R for a row, N * S + t fo
 which JAX would wrap, and never a huge id, which would overflow when multiplied.
 """
 
-from jaxserve.types.plan import StepPlan, cut_plan, pack_plan, unpack_plan
+from jaxserve.types.plan import StepPlan, cut_plan, pack_plan, plan_parts, unpack_plan
 from jaxserve.types.reuse import PrefixPool, Reuse
 from jaxserve.types.sampling import LogitEdits, PromptOutput, SamplingTable, StepOutput
 from jaxserve.types.state import Decision, PagePool, SchedulerParams, SchedulerState, Status
@@ -16,5 +16,6 @@ from jaxserve.types.state import Decision, PagePool, SchedulerParams, SchedulerS
 __all__ = [
   "Decision", "LogitEdits", "PagePool", "PrefixPool", "PromptOutput", "Reuse", "SamplingTable",
   "SchedulerParams",
-  "SchedulerState", "Status", "StepOutput", "StepPlan", "cut_plan", "pack_plan", "unpack_plan",
+  "SchedulerState", "Status", "StepOutput", "StepPlan", "cut_plan", "pack_plan", "plan_parts",
+  "unpack_plan",
 ]  # fmt: skip

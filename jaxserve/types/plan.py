@@ -1,6 +1,7 @@
 """The step plan: everything one forward pass needs to know, in fixed shapes, as one int32 array."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -103,24 +104,33 @@ def unpack_plan(packed: jax.Array, shape: PlanShape) -> StepPlan:
   return unpack(packed, StepPlan(**fields))
 
 
-def cut_plan(packed: np.ndarray, laid_out: PlanShape, shape: PlanShape) -> np.ndarray:
+def cut_plan(packed: np.ndarray, parts: Sequence[slice]) -> np.ndarray:
   """A packed plan of a larger bucket as the plan of a smaller one that holds its tokens.
+
+  Args:
+    packed: on the host.
+    parts: from `plan_parts`, of both shapes.
+
+  Returns:
+    A new array.
+
+  Cost: one copy of the result.
+  """
+  return np.concatenate([packed[part] for part in parts])
+
+
+def plan_parts(laid_out: PlanShape, shape: PlanShape) -> tuple[slice, ...]:
+  """Where the fields of a plan of `shape` lie in a packed plan of a larger bucket.
 
   Every field of the smaller plan is a prefix of the larger one's, padding included, as long as the
   tokens fit; so few token counts need a compiled `lay_out`.
 
   Args:
-    packed: i32[packed_size(laid_out)], on the host.
-    laid_out: shape it was laid out for.
+    laid_out: shape of the larger one.
     shape: the same but for a smaller or equal num_tokens.
-
-  Returns:
-    i32[packed_size(shape)], a new array.
-
-  Cost: one copy of the result.
   """
   parts, at, wanted = [], 0, plan_field_shapes(shape)
   for name, dims in plan_field_shapes(laid_out).items():
-    parts.append(packed[at : at + math.prod(wanted[name])])
+    parts.append(slice(at, at + math.prod(wanted[name])))
     at += math.prod(dims)
-  return np.concatenate(parts)
+  return tuple(parts)

@@ -6,7 +6,7 @@ import pytest
 
 from jaxserve import sched
 from jaxserve.config import PlanShape
-from jaxserve.types import cut_plan, pack_plan, unpack_plan
+from jaxserve.types import cut_plan, pack_plan, plan_parts, unpack_plan
 from jaxserve.types.plan import packed_size
 from tests.sched.life_test import random_life, random_params
 from tests.testing.scheduling import host, small_config
@@ -107,7 +107,7 @@ def test_a_plan_cut_to_its_bucket_is_the_plan_laid_out_for_it(bucket, tile):
   seen = 0
   for large, state, decision, plan in plans(17, tile):
     if decision.num_tokens <= bucket:
-      cut = cut_plan(np.asarray(pack_plan(plan)), large, small)
+      cut = cut_plan(np.asarray(pack_plan(plan)), plan_parts(large, small))
       np.testing.assert_array_equal(cut, lay_out(state, decision))
       seen += 1
   assert seen > 10

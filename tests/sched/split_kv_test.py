@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from jaxserve import sched
 from jaxserve.config import CacheConfig, PlanShape, SchedulerConfig, SplitKV, TargetDescription
 from jaxserve.sched import split_kv
-from jaxserve.types import Decision, cut_plan, pack_plan, unpack_plan
+from jaxserve.types import Decision, cut_plan, pack_plan, plan_parts, unpack_plan
 
 LONGEST = 131_072
 H200 = TargetDescription(num_sms=132)
@@ -175,8 +175,8 @@ def test_a_plan_cut_to_its_bucket_is_the_plan_laid_out_for_it(name, data):
   bucket = data.draw(st.sampled_from([b for b in (2, 7, 11, 16, tokens) if b <= tokens]))
   while sum(p.tokens for p in parts) > bucket:
     parts.pop()
-  cut = cut_plan(packed_plan(name, parts, tokens), compiled(name, tokens)[0],
-                 compiled(name, bucket)[0])  # fmt: skip
+  places = plan_parts(compiled(name, tokens)[0], compiled(name, bucket)[0])
+  cut = cut_plan(packed_plan(name, parts, tokens), places)
   np.testing.assert_array_equal(cut, packed_plan(name, parts, bucket))
 
 
