@@ -141,7 +141,7 @@ class Expansion(NamedTuple):
 
 
 def expansion(model: Model) -> Callable[..., Expansion]:
-  """(packed nodes i32[B, .], params, possible bool[K]) -> Expansion, compiled without much effort."""
+  """(packed nodes i32[B, .], params, possible bool[K]) -> Expansion, compiled in a hurry."""
   like = jax.eval_shape(model.first)
 
   def one(packed: jax.Array, params: SchedulerParams, possible: jax.Array) -> Expansion:

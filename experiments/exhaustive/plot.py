@@ -23,8 +23,8 @@ COLUMNS = (
 def page(config, rows):
   return report.Page(
     title="Every reachable state of tiny schedulers",
-    question="Does every law of the scheduler hold in every state that it can reach, and does every "
-    "state drain?",
+    question="Does every law of the scheduler hold in every state that it can reach, and does "
+    "every state drain?",
     setup=f"{config.rows} requests and rows, {' or '.join(map(str, config.pages))} pages of two "
     f"tokens, budgets {', '.join(map(str, config.budgets))}; arrivals, aborts, and steps after "
     "which any outputs end their requests, in every order",

@@ -1,4 +1,4 @@
-"""Every reachable state of a small scheduler, for every policy; and that planted faults are found."""
+"""Every reachable state of a small scheduler, for every policy; planted faults are found."""
 
 import dataclasses
 import functools
@@ -118,10 +118,10 @@ def shuffled(state, num_prompt, max_total, **options):
 
 FAULTS = [
   (dict(abort=leaking), "pages", ("submit 3+2", "step", "step", "abort slot 0")),
-  (dict(abort=twice), "pages", None),
-  (dict(schedule=generous), "budget", ("submit 1+2", "submit 1+2", "submit 1+2", "step")),
+  (dict(abort=twice), "pages", 5),
+  (dict(schedule=generous), "budget", 4),
   (dict(schedule=starving), "acts", ("submit 3+2", "step")),
-  (dict(schedule=forgetful), "start", None),
+  (dict(schedule=forgetful), "start", 2),
   (dict(commit=stopless), "ended", ("submit 2+1", "step")),
   (dict(submit=shuffled), "order", ("submit 1+2", "submit 1+2")),
 ]
@@ -132,7 +132,7 @@ def test_a_planted_fault_is_found_with_a_shortest_trace(fault, law, trace):
   model = TINY.model(Functions(**fault))
   violation = search(model, TINY.params()).violation
   assert violation is not None and violation.law == law, violation
-  assert trace is None or violation.trace == trace
+  assert violation.trace == trace or len(violation.trace) == trace
 
 
 def never_whole(draft, context):
@@ -162,7 +162,7 @@ STUCK = {
 
 @pytest.mark.parametrize("law", STUCK)
 def test_a_policy_that_never_ends_a_request_is_found(law):
-  violation = found(dataclasses.replace(TINY, policy=STUCK[law], budget=4)).violation
+  violation = found(dataclasses.replace(TINY, policy=STUCK[law])).violation
   assert violation is not None and violation.law == law, violation
   assert violation.trace[0] == "submit 3+2" and set(violation.loop) == {"step"}
   assert "then for ever: step" in violation.words()
@@ -196,16 +196,21 @@ def test_a_state_under_its_one_name_lives_on_as_the_state_itself(name):
       (raws, live, _, decision), (nameds, _, _, same) = step(raw), step(named)
       check_same(decision, same)
       stops = int(rng.choice([i for i, s in enumerate(model.stops) if not (s & ~live).any()]))
-      raw, named = jax.tree.map(lambda x, i=stops: x[i], (raws, nameds))
+      raw, named = jax.tree.map(lambda x, i=stops: x[i], host((raws, nameds)))
     named = rename(named)
     jax.tree.map(np.testing.assert_array_equal, rename(raw), named)
 
 
 def check_same(decision, same):
-  skipped = {"arrival", "evicted"}
+  """But for submit numbers, a count, and where free slots are."""
+  decision, same = host(decision), host(same)
+  served = decision.tokens > 0
   for field in dataclasses.fields(decision):
-    if field.name not in skipped:
-      np.testing.assert_array_equal(getattr(decision, field.name), getattr(same, field.name))
+    one, other = getattr(decision, field.name), getattr(same, field.name)
+    if field.name == "start":
+      one, other = one * served, other * served
+    if field.name not in {"arrival", "evicted"}:
+      np.testing.assert_array_equal(one, other, err_msg=field.name)
 
 
 def nodes_of(setting):
