@@ -106,7 +106,8 @@ class Config:
     rows: requests that live at once, and seats.
     pages: sizes of the pool.
     budgets: token budgets.
-    variants: vllm_v1 and sglang are also searched with other options.
+    variants: some policies are also searched with other options.
+    prefix_cache: all that go with one are also searched with it.
     most_states: of one search; more are an error.
   """
 
@@ -115,6 +116,7 @@ class Config:
   pages: tuple[int, ...] = (2, 3)
   budgets: tuple[int, ...] = (1, 2, 3, 4)
   variants: bool = True
+  prefix_cache: bool = True
   most_states: int = 1 << 20
 
   def __post_init__(self):
@@ -143,12 +145,15 @@ class Config:
     return self.pages if one.get("variant", "plain") == "plain" else self.pages[-1:]
 
   def _kinds_of_search(self) -> list[dict]:
-    found = []
+    found: list[dict] = []
     for name in self.policies:
-      cached = not sched.find_policy(name).no_prefix_cache
       found += [{"policy": name, "overlap": overlap} for overlap in (False, True)]
-      found += [{"policy": name, "prefix_cache": True}] if cached else []
       found += _variants(name) if self.variants else []
+    cached = [name for name in self.policies if not sched.find_policy(name).no_prefix_cache]
+    for name in cached if self.prefix_cache else ():
+      found.append({"policy": name, "prefix_cache": True})
+      if name == "vllm_v1" and self.variants:
+        found.append({"policy": name, "prefix_cache": True, "overlap": True})
     return found
 
 
@@ -161,7 +166,4 @@ def _variants(policy: str) -> list[dict]:
     "sglang": ("careless", "interval", "unchunked"),
     "sglang_mixed": ("careless", "interval", "unchunked"),
   }  # fmt: skip
-  found = [{"policy": policy, "variant": v, "overlap": True} for v in names.get(policy, ())]
-  if policy == "vllm_v1":
-    found.append({"policy": policy, "prefix_cache": True, "overlap": True})
-  return found
+  return [{"policy": policy, "variant": v, "overlap": True} for v in names.get(policy, ())]
