@@ -124,7 +124,7 @@ def _service(
   if "decode_waits" in policy.exceptions or not fcfs:
     decode = jnp.asarray(True)
   # Running ones come first, then waiting ones; each in order of the queue.
-  place = jnp.argsort(state.queue) if not fcfs else _places(state.queue)
+  place = _places(state.queue)
   place = place + jnp.where(running, 0, place.shape[0])
   asks = live & ~sits_out & ~decodes
   passed = asks & ~served
