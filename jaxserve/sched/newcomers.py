@@ -106,7 +106,8 @@ def _consider(
   seats = line.seats + 1
   spare = jnp.where(seats > 1, params.watermark_pages, 0)
   ok = (tokens > 0) & (seats <= params.max_num_seqs) & (wanted + spare <= draft.free)
-  ok &= (tokens == need) if whole else (params.chunked_prefill | (tokens == need))
+  entire = (tokens == need) | (need > params.budget)
+  ok &= entire if whole else (params.chunked_prefill | entire)
   enters = candidate & ok
 
   def put(field: jax.Array, value: jax.Array | bool) -> jax.Array:

@@ -67,7 +67,8 @@ POLICIES: Mapping[str, Policy] = {
     source="Sarathi-Serve (OSDI 2024), stall-free batching",
     words="gives every stream its token, then fills the step with chunks of prompts.",
     deviates="a preempted request keeps its count of outputs; the watermark counts only while "
-    "something runs, so that a prompt as large as the pool is served",
+    "something runs, so that a prompt as large as the pool is served, and it then does not evict "
+    "itself for want of a page that it does not need",
   ),
   "sarathi_dynamic": Policy(
     rule=chain(cap_by_stage(), _DECODES, serve(prompts), admit(pages="prompt", cap=stage_cap)),
@@ -110,16 +111,17 @@ POLICIES: Mapping[str, Policy] = {
     drafts=True,
   ),
   "prefill_first": Policy(
-    rule=first_of(admit(pages="prompt", whole=True), _DECODES),
+    rule=first_of(chain(serve(prompts), admit(pages="prompt", whole=True)), _DECODES),
     formula="whole prompts while their sum is within the budget, alone; else all decodes",
     source="vLLM V0, Scheduler._schedule_prefills",
     words="computes waiting prompts whole and alone; every stream stands still meanwhile.",
-    deviates="a prompt above the budget is refused when submitted, not dropped in the queue",
+    deviates="a prompt above the budget is refused when submitted, not dropped in the queue; a "
+    "preempted request that has grown above it is computed in chunks",
     whole_prompts=True,
     exceptions=_DECODE_WAITS,
   ),
   "orca": Policy(
-    rule=chain(serve(decodes), admit(pages="limit", whole=True)),
+    rule=chain(serve(decodes), serve(prompts), admit(pages="limit", whole=True)),
     formula="all decodes, and whole prompts beside them; every request holds the pages of the "
     "longest one there may be, so nobody is preempted",
     source="Orca (OSDI 2022), iteration-level scheduling",
@@ -129,7 +131,7 @@ POLICIES: Mapping[str, Policy] = {
     whole_prompts=True,
   ),
   "static": Policy(
-    rule=chain(serve(decodes), admit(pages="limit", whole=True, only_if_idle=True)),
+    rule=chain(serve(decodes), serve(prompts), admit(pages="limit", whole=True, only_if_idle=True)),
     formula="a batch of whole prompts is admitted when nothing runs, and decodes until its last "
     "member ends",
     source="FasterTransformer, request-level batching",

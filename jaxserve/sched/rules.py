@@ -105,7 +105,7 @@ def fit_pages(evict_when_full: bool = False) -> Rule:
 
   Args:
     evict_when_full: a decode also evicts when no page is free and it needs none, as Sarathi-Serve
-      and vLLM V0 do.
+      and vLLM V0 do; but not itself, if it is the only one that holds pages.
   """
 
   def apply(draft: Draft, context: Context) -> Draft:
@@ -121,7 +121,11 @@ def fit_pages(evict_when_full: bool = False) -> Rule:
     if context.state.reuse is not None:
       held = reuse.owned(draft, context, held, wanted[-1] > draft.free)
       held_sum = prefix_sum(held)
-    fits = wanted <= draft.free + held_sum[-1] - held_sum
+    others = draft.free + held_sum[-1] - held_sum
+    fits = wanted <= others
+    if evict_when_full:
+      # Nobody is left to make room for the first: alone, it would evict itself for ever.
+      fits |= (jnp.arange(fits.shape[0]) == 0) & (demand_sum <= others)
     preempted = draft.running & ~fits
     pages = jnp.where(preempted, 0, demand)
     lost = jnp.stack([held, draft.tokens, demand])
@@ -150,7 +154,8 @@ def admit(
       longest request there may be. The first leaves to `SchedulerConfig.reserve` what must look
       free beyond that.
     whole: prompts are admitted only into a step that holds them whole, as with
-      `chunked_prefill` off.
+      `chunked_prefill` off; but what exceeds the budget, as a preempted request with many outputs
+      may, is cut, so `serve(prompts)` must go on with it.
     only_if_idle: only when nothing runs.
     cap: most tokens of a step by tokens computed, where what is asked for holds only from 0 on.
   """
@@ -175,7 +180,8 @@ def admit(
     taken = seats + place
     spare = jnp.where(taken > 1, params.watermark_pages, 0)
     ok = (tokens > 0) & (taken <= params.max_num_seqs) & (wanted + spare <= draft.free)
-    ok &= (tokens == need) if whole else (params.chunked_prefill | (tokens == need))
+    entire = (tokens == need) | (need > params.budget)
+    ok &= entire if whole else (params.chunked_prefill | entire)
     refused = jnp.where(candidate & ~ok, lane, lane.shape[0])
     closed = jnp.any(draft.preempted)
     if only_if_idle:

@@ -36,7 +36,8 @@ class SchedulerParams:
   max_num_seqs: i32[], seats in use; at most config.max_num_seqs.
   long_prefill_token_threshold: i32[], most tokens of one request per step; 0 = no cap.
   cap_when_alone: bool[], whether that cap also holds for a lone request (vLLM V1: yes).
-  chunked_prefill: bool[], False: a prompt is admitted only into a step that holds it whole.
+  chunked_prefill: bool[], False: a prompt is admitted only into a step that holds it whole, unless
+    it exceeds the budget, as a preempted request with many outputs may: then it is cut.
   watermark_pages: i32[], pages an admission must leave free while anything runs.
   policy: hyper-parameters of the policy by name, f32[] each; {} for most.
   """

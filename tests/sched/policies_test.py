@@ -16,7 +16,7 @@ from tests.sched.life_test import drain, random_life
 from tests.testing import oracle
 from tests.testing.own_policy_oracles import random_args as own_arguments
 from tests.testing.policy_oracles import ORACLES
-from tests.testing.scheduling import check_pages, compiled, host, small_config
+from tests.testing.scheduling import Twins, check_pages, compiled, host, small_config
 from tests.testing.sglang_oracle import random_arguments as sglang_arguments
 
 POLICIES = sorted(sched.POLICIES)
@@ -63,6 +63,27 @@ def test_two_hundred_thousand_steps_equal_the_loop(policy):
   rng = np.random.default_rng(3)
   for _ in range(200):
     live_and_drain(rng, config_for(policy), steps=1000)
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "sarathi_dynamic", "simple_chunking"])
+def test_a_request_that_fills_the_pool_does_not_evict_itself_for_ever(policy):
+  """The last token of its prompt was a decode that found no page free, and needed none."""
+  twins = Twins(config_for(policy, num_pages=3))
+  twins.submit(9, 10)
+  drain(twins, oracle.Params(budget=4, max_num_seqs=4), most=8)
+
+
+@pytest.mark.parametrize(
+  ("policy", "chunked"), [("prefill_first", True), ("vllm_v1", False), ("sarathi", False)]
+)
+def test_a_preempted_request_that_has_grown_above_the_budget_is_served(policy, chunked):
+  """It waited for a step that holds it whole, which there is none."""
+  twins = Twins(config_for(policy, num_pages=4))
+  params = oracle.Params(budget=5, max_num_seqs=5, chunked=chunked)
+  for _ in range(2):
+    twins.submit(3, 12)
+  drain(twins, params, most=40)
+  assert twins.state.num_preemptions.max() > 0
 
 
 def lives(config, params, steps):

@@ -173,7 +173,11 @@ class Oracle:
       unheld = self._begin(r, step)
       ask = self._ask(r, params)
       tokens = min(ask, left)
-      if seats >= params.max_num_seqs or tokens == 0 or (not params.chunked and tokens < ask):
+      if (
+        seats >= params.max_num_seqs
+        or tokens == 0
+        or (not params.chunked and tokens < ask <= params.budget)
+      ):
         return self._turn_away(r)
       demand = self._pages_for(r.computed + tokens) - r.pages
       whole = self._pages_for(r.known) - r.pages

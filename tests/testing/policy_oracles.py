@@ -38,11 +38,16 @@ class LoopOracle(Oracle):
       if not tokens:
         continue
       while evict and self.free == 0 and r in running:
+        if [one for one in running if one.pages] == [r] and not self._lacks_page(r):
+          break
         self._evict(running.pop(), step)
       if r in running:
         demand = max(self._pages_for(r.computed + 1) - r.pages, 0)
         self._take(r, 1, demand, step, served)
         self.left -= 1
+
+  def _lacks_page(self, r):
+    return self._pages_for(r.computed + 1) > r.pages
 
   def continue_prompts(self, params, step, served):
     for r in self.running():
@@ -66,7 +71,11 @@ class LoopOracle(Oracle):
       given = (self._pages_for(r.known) if pages is None else pages) - r.pages
       spare = params.watermark_pages if seats else 0
       whole_only = whole or not params.chunked
-      if not tokens or seats >= params.max_num_seqs or (whole_only and tokens < need):
+      if (
+        not tokens
+        or seats >= params.max_num_seqs
+        or (whole_only and tokens < need <= params.budget)
+      ):
         return self._turn_away(r)
       if given + unheld + spare > self.free:
         return self._turn_away(r)
@@ -95,14 +104,16 @@ class SarathiDynamic(Sarathi):
 
 class PrefillFirst(LoopOracle):
   def decide(self, params, step, served):
+    self.continue_prompts(params, step, served)
     self.admit(params, step, served, whole=True)
-    if not step.admitted:
+    if not step.tokens:
       self.decode_all(params, step, served)
 
 
 class Orca(LoopOracle):
   def decide(self, params, step, served):
     self.decode_all(params, step, served, evict=False)
+    self.continue_prompts(params, step, served)
     self.admit(params, step, served, whole=True, pages=self.config.pages_per_request)
 
 
@@ -110,6 +121,7 @@ class Static(LoopOracle):
   def decide(self, params, step, served):
     if self.running():
       self.decode_all(params, step, served, evict=False)
+      self.continue_prompts(params, step, served)
     else:
       self.admit(params, step, served, whole=True, pages=self.config.pages_per_request)
 
