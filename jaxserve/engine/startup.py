@@ -281,9 +281,7 @@ def _engine_config(
     return sized(_pages(tokens, options, "kv_cache_tokens", tokens))
   weights = (*shapes, *(draft.weights.leaves if draft else ()))
   probe = sized(_PROBE_PAGES)
-  tokens = _tokens_that_fit(
-    probe, fraction, graphdef, shapes, weights, where, store, options.cache_dir
-  )
+  tokens = _tokens_that_fit(probe, fraction, graphdef, shapes, weights, where, store)
   return sized(_pages(tokens, options, "memory_fraction", fraction))
 
 
