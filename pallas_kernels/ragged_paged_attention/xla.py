@@ -23,6 +23,8 @@ from jax import lax
 DECODE_GROUP = 8
 # In larger steps chunks outweigh decodes, and one row at a time compiles faster.
 MOST_GROUPED = 128
+# Queries of the tile of a short chunk, which would leave most of a whole one empty.
+SHORT_TILE = 128
 DECODE_KEYS = 128
 CHUNK_KEYS = 512
 MASKED = -1e30
@@ -116,13 +118,23 @@ def ragged_paged_attention(
     return _decode_group(scaled, read, items, live, k_pages.shape, mask, out)
 
   def chunk(i: jax.Array, out: Arrays) -> Arrays:
-    return _chunk_item(scaled, read, work[i], k_pages.shape, query_tile, mask, out)
+    def tiled(tile: int) -> Callable[[Arrays], Arrays]:
+      return functools.partial(_chunk_item, scaled, read, work[i], k_pages.shape, tile, mask)
+
+    if query_tile <= SHORT_TILE:
+      return tiled(query_tile)(out)
+    return lax.cond(work[i, 2] <= SHORT_TILE, tiled(SHORT_TILE), tiled(query_tile), out)
 
   groups = (num_work[0] + size - 1) // size
   out = lax.fori_loop(0, groups, decode, out) if decodes is None else decodes()
-  by_head = _split_heads(out, k_pages.shape[2], q.shape[2])
-  by_head = lax.fori_loop(num_work[0], num_work[1], chunk, by_head)
-  return _joined_heads(by_head, q.shape[0]).reshape(q.shape).astype(q.dtype)
+
+  def chunks(out: jax.Array) -> jax.Array:
+    by_head = _split_heads(out, k_pages.shape[2], q.shape[2])
+    by_head = lax.fori_loop(num_work[0], num_work[1], chunk, by_head)
+    return _joined_heads(by_head, q.shape[0])
+
+  out = lax.cond(num_work[1] > num_work[0], chunks, lambda out: out, out)
+  return out.reshape(q.shape).astype(q.dtype)
 
 
 def _split_heads(out: jax.Array, kv_heads: int, dim: int) -> Arrays:
