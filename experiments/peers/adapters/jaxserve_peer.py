@@ -1,5 +1,6 @@
 """jaxserve's own engine, as a worker; run with the repository on the path."""
 
+import importlib.metadata
 import pathlib
 
 import jax
@@ -32,8 +33,11 @@ class Jaxserve:
     self._engine, self._keys = started.engine, {}
     if not options.get("only_chunk"):
       self._engine.warm_up()
+    versions = {"jaxserve": jaxserve.__version__, "jax": jax.__version__}
+    if self._engine.config.attention == "numba":
+      versions["numba"] = importlib.metadata.version("numba")
     return {
-      "versions": {"jaxserve": jaxserve.__version__, "jax": jax.__version__},
+      "versions": versions,
       "load_s": started.load_s, "compile_s": started.compile_s,
       "weight_bytes": started.weight_bytes,
       "kv_bytes_per_token": startup.kv_bytes_per_token(self._engine.config),
