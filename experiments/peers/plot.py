@@ -29,7 +29,8 @@ def chart(model, summary):
   return report.Chart(
     name=f"peers_{model.replace('-', '_')}", title=f"jaxserve against each peer, {model}",
     x_label="", y_label="times as fast, or as small, as the peer",
-    content=report.Bars(groups=[_name(line) for line in lines], series=series, format="{:.2g}"),
+    content=report.Bars(groups=[_name(line) for line in lines], series=series, format=""),
+    log_y=True,
     levels=((1.0, "the same"),),
     caption="Medians of the rounds' ratios. Times and memory are turned over, so above 1 jaxserve "
     "is ahead everywhere.",

@@ -3,8 +3,8 @@
 Two loops over the work list, both with dynamic trip counts, so the cost follows the tokens that are
 really cached. Decodes, of one query, take all heads in one product per 128 keys (the last 64, where
 those are enough) and per group of rows, with the queries laid out block-diagonally. Chunks, of up
-to `query_tile` queries, take each KV head alone in tiles of `query_tile` x 512 with an online
-softmax; tiles that every query sees skip the mask.
+to `query_tile` queries, take each KV head alone in tiles of `query_tile` x 512, or of 128 x 512 if
+they are short, with an online softmax; tiles that every query sees skip the mask.
 
 On XLA:CPU a product of two bfloat16 matrices with a float32 result is the only one that reaches the
 matrix units, transposes folded into it are slow (hence the barriers), and bfloat16 outside of
